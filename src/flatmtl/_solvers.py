@@ -1,0 +1,283 @@
+r"""Exact solutions of the ``m``-by-``m`` problems behind the aggregators, from the Gramian alone.
+
+Everything here takes and returns float64 tensors on the CPU, uses relative tolerances only, and either
+reaches the optimum to working precision or raises.
+
+Rows are scaled to unit length first, so that tasks whose gradients differ by many orders of magnitude are
+treated alike. With ``U`` the Gramian of the unit rows, :math:`a_i = \min_j \lVert g_j \rVert / \lVert g_i \rVert` and
+weights :math:`w_i = a_i v_i`, one active-set method solves every problem of the form
+
+.. math::
+    \min_{v \ge 0} \; \tfrac12 v^\top U v + t \, b^\top v
+    \quad \text{subject to} \quad a^\top v = 1 \quad \text{(or without this constraint)}.
+
+The method is that of Wolfe (1976), *Finding the nearest point in a polytope*, Math. Program. 11, with a linear term.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from flatmtl._linalg import floats
+
+EPS = torch.finfo(torch.float64).eps
+NOISE = 16 * EPS  # rounding of sums of products of unit rows
+
+
+def min_norm_point(gramian: Tensor) -> Tensor:
+    r"""Return :math:`w \ge 0` with :math:`\sum_i w_i = 1` that minimises :math:`w^\top G w`, shape ``(m,)``.
+
+    Zero rows share the whole weight equally.
+    """
+    norms = row_norms(gramian)
+    zero = (norms == 0.0).to(torch.float64)
+    if bool(zero.any()):
+        return zero / zero.sum()
+    if len(norms) == 2:
+        return _nearest_on_segment(gramian)
+    U, a = unit_rows(gramian, norms)
+    face, v = _Program(U, torch.zeros_like(a), a).minimise(t=0.0)
+    w = face.spread(v, a)
+    return w / w.sum()
+
+
+def conflict_averse_weights(gramian: Tensor, c: float) -> Tensor:
+    r"""Return the weights of the ``d`` that maximises :math:`\min_i \langle g_i, d \rangle` in a ball around the mean.
+
+    The ball is :math:`\lVert d - g_0 \rVert \le c \lVert g_0 \rVert` with :math:`g_0` the mean of all rows; the minimum
+    is over the rows that are not zero. Zeros are returned if the mean is zero to working precision.
+
+    Write :math:`d = g_0 + J^\top x` with :math:`x \ge 0`. For :math:`t > 0`, let :math:`w = t x` minimise
+    :math:`\tfrac12 \lVert J^\top w + t g_0 \rVert^2` over the simplex: then ``d`` is optimal for the radius
+    :math:`\lVert J^\top w \rVert / t`, which falls as ``t`` grows. While the support of ``w`` stays the same,
+    :math:`\lVert J^\top w \rVert^2 = A + C t^2`, so the right support gives ``t`` exactly.
+
+    If zero is a convex combination of the rows and the ball meets the cone :math:`\langle g_i, d \rangle \ge 0`, every
+    point of both is optimal: the one closest to the mean is returned.
+    """
+    norms = row_norms(gramian)
+    mean = torch.full_like(norms, 1.0 / len(norms))
+    products = torch.mv(gramian, mean)  # <g_i, g_0>
+    squared_mean = float(torch.dot(products, mean))
+    if squared_mean <= EPS * float(norms.mean()) ** 2:
+        return torch.zeros_like(norms)
+    if c <= EPS:
+        return mean
+    rows = norms.nonzero().squeeze(1)
+    U, a = unit_rows(gramian[rows][:, rows], norms[rows])
+    unit = float(norms[rows].min())
+    program = _Program(U, products[rows] / (norms[rows] * unit), a)
+    return mean.index_add(0, rows, _conflict_averse(program, radius=c * math.sqrt(squared_mean) / unit))
+
+
+def cone_weights(gramian: Tensor, products: Tensor) -> Tensor:
+    r"""Return :math:`x \ge 0` such that :math:`g + J^\top x` is the projection of ``g`` on :math:`\{ d : J d \ge 0 \}`.
+
+    Args:
+        gramian: :math:`G = J J^\top`, shape ``(m, m)``.
+        products: :math:`J g`, shape ``(m,)``.
+    """
+    norms = row_norms(gramian)
+    x = torch.zeros_like(norms)
+    rows = norms.nonzero().squeeze(1)
+    if len(rows) == 0:
+        return x
+    U, a = unit_rows(gramian[rows][:, rows], norms[rows])
+    unit = norms[rows].min()
+    face, v = _Program(U, products[rows] / (norms[rows] * unit), None).minimise(t=1.0)
+    return x.index_add(0, rows, face.spread(v, a))
+
+
+def row_norms(gramian: Tensor) -> Tensor:
+    """Return the Euclidean norms of the rows behind a Gramian, shape ``(m,)``."""
+    return gramian.diagonal().clamp(min=0.0).sqrt()
+
+
+def unit_rows(gramian: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the Gramian of the unit rows, and the shortest norm divided by each norm."""
+    return gramian / norms[:, None] / norms, norms.min() / norms
+
+
+def _nearest_on_segment(G: Tensor) -> Tensor:
+    """Return the minimum-norm weights of two rows that are not zero."""
+    p, q, _, r = floats(G.flatten())
+    first, second = max(r - q, 0.0), max(p - q, 0.0)  # <g_2, g_2 - g_1> and <g_1, g_1 - g_2>
+    if first == second == 0.0:  # equal rows
+        first = second = 1.0
+    return torch.tensor([first / (first + second), second / (first + second)], dtype=torch.float64)
+
+
+def _conflict_averse(program: "_Program", radius: float) -> Tensor:
+    """Return ``x`` of :func:`conflict_averse_weights`; lengths are in units of the shortest row."""
+    U, b, a = program.U, program.b, cast("Tensor", program.a)
+    face, v = program.minimise(t=0.0)
+    nearest = face.squared_length(v)
+    if nearest > NOISE * float(v.sum()) ** 2:
+        low = math.sqrt(nearest) / radius
+    else:  # zero lies in the convex hull
+        face, v = _Program(U, b, None).minimise(t=1.0)
+        x = face.spread(v, a)
+        if math.sqrt(face.squared_length(v)) <= radius:
+            return x
+        low = 1.0 / float(x.sum())
+        v = v * low
+    high = 2.0 / (float(a.min()) * radius)  # no convex combination is longer than the longest row
+    t = low
+    for _ in range(200):
+        face, v = program.minimise(t, face.support, floats(v))
+        length = math.sqrt(max(face.squared_length(v), NOISE * float(v.sum()) ** 2))
+        low, high = (t, high) if length > radius * t else (low, t)
+        root = face.root(radius)
+        if abs(root - t) <= 4 * EPS * t or high - low <= 4 * EPS * high:
+            return face.spread(v, a) * (radius / length)
+        t = root if low < root < high else math.sqrt(low * high)
+    raise RuntimeError(_unsolved(len(a)))
+
+
+@dataclass(frozen=True)
+class _Face:
+    """The minimisers ``base + t * slope`` over the affine hull of the rows ``support``."""
+
+    support: list[int]
+    index: Tensor
+    rows: Tensor
+    base: Tensor
+    slope: Tensor
+
+    def at(self, t: float) -> Tensor:
+        """Return the minimiser for ``t``, shape ``(len(support),)``."""
+        return torch.add(self.base, self.slope, alpha=t)
+
+    def squared_length(self, v: Tensor) -> float:
+        """Return the squared length of the combination ``v`` of the support."""
+        return max(float(torch.dot(torch.mv(self.rows.index_select(1, self.index), v), v)), 0.0)
+
+    def root(self, radius: float) -> float:
+        """Return the ``t`` whose minimiser has length ``radius * t``, NaN if there is none."""
+        A, C = self.squared_length(self.base), self.squared_length(self.slope)
+        return math.sqrt(A / (radius**2 - C)) if radius**2 > C else math.nan
+
+    def spread(self, v: Tensor, a: Tensor) -> Tensor:
+        """Return the weights ``w = a * v`` of all rows."""
+        return torch.zeros_like(a).index_copy_(0, self.index, v).mul_(a)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The problem at the top of the file, for every ``t``; ``a`` is None without the equality constraint."""
+
+    U: Tensor
+    b: Tensor
+    a: Tensor | None
+
+    def minimise(
+        self, t: float, support: list[int] | None = None, values: list[float] | None = None
+    ) -> tuple[_Face, Tensor]:
+        """Return the face of the optimum and the weights on it, from a feasible point if one is given."""
+        if support is None or values is None:
+            support, values = self._first_guess(t)
+        face = self._descend(t, support, values)
+        seen, refused = {frozenset(face.support)}, set[int]()
+        for _ in range(100 + 20 * len(self.U)):
+            v = face.at(t)
+            entering = self._most_violated(face, v, t, refused)
+            if entering is None:
+                return face, v
+            lower = self._descend(t, [*face.support, entering], [*floats(v), 0.0])
+            if frozenset(lower.support) in seen:  # the objective fell by rounding only
+                refused.add(entering)
+            else:
+                face = lower
+                seen.add(frozenset(face.support))
+                refused.clear()
+        raise RuntimeError(_unsolved(len(self.U)))
+
+    def _first_guess(self, t: float) -> tuple[list[int], list[float]]:
+        """Return a feasible point: the minimiser on all rows, then again without those of negative weight."""
+        support = list(range(len(self.U)))
+        while (face := self._face(support)) is not None:
+            values = floats(face.at(t))
+            positive = [i for i, v in zip(support, values, strict=True) if v > 0.0]
+            if len(positive) == len(support):
+                return support, values
+            support = positive
+        return ([], []) if self.a is None else ([int(self.a.argmax())], [1.0])
+
+    def _face(self, support: list[int]) -> _Face | None:
+        """Return the face of ``support``, None if its rows depend on each other to working precision."""
+        index, rows, M, a = self._restricted_to(support)
+        L, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(M))
+        if int(failed) or min(floats(L.diagonal()), default=1.0) ** 2 <= EPS:
+            return None
+        b = self.b.index_select(0, index)
+        if a is None:
+            slope = -torch.cholesky_solve(b[:, None], L).squeeze(1)
+            return _Face(support, index, rows, torch.zeros_like(slope), slope)
+        y, z = torch.cholesky_solve(torch.stack([a, b], dim=1), L).unbind(1)
+        ay = torch.dot(a, y)
+        return _Face(support, index, rows, y / ay, y * (torch.dot(a, z) / ay) - z)
+
+    def _restricted_to(self, support: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return indices and rows of the support, the matrix of its minimum, and its part of ``a``.
+
+        On the hull, to add a multiple of ``a a^T`` changes the multiplier only. It makes the matrix definite
+        unless the rows depend on each other affinely.
+        """
+        index = torch.tensor(support, dtype=torch.int64)
+        rows = self.U.index_select(0, index)
+        A = rows.index_select(1, index)
+        if self.a is None:
+            return index, rows, A, None
+        a = self.a.index_select(0, index)
+        c = a / a.max()
+        return index, rows, torch.addr(A, c, c), a
+
+    def _descend(self, t: float, support: list[int], values: list[float]) -> _Face:
+        """Go to the minimiser over the hull of the support, leaving behind each row whose weight reaches zero."""
+        while True:
+            face = self._face(support)
+            if face is None:
+                direction = self._flat_direction(t, support, values)
+            else:
+                direction = [x - v for x, v in zip(floats(face.at(t)), values, strict=True)]
+            reach = [(-v / d, k) for k, (v, d) in enumerate(zip(values, direction, strict=True)) if d < 0.0]
+            step, first = min(reach, default=(math.inf, -1))
+            if face is not None and step > 1.0:
+                return face
+            moved = [(i, v + step * d) for i, v, d in zip(support, values, direction, strict=True)]
+            moved = [(i, v) for k, (i, v) in enumerate(moved) if k != first and v > 0.0]
+            support, values = [i for i, _ in moved], [v for _, v in moved]
+
+    def _flat_direction(self, t: float, support: list[int], values: list[float]) -> list[float]:
+        """Return a direction, with a negative entry, along which rows that depend on each other hardly move."""
+        index, rows, M, a = self._restricted_to(support)
+        _, Q = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(M))
+        z = Q[:, 0]
+        if a is not None:  # stay on the hull
+            z = z - a * (torch.dot(a, z) / torch.dot(a, a))
+        gradient = torch.mv(rows.T, torch.tensor(values, dtype=torch.float64)).add_(self.b, alpha=t)
+        if float(torch.dot(gradient.index_select(0, index), z)) > 0.0:
+            z = -z
+        return floats(z if bool((z < 0.0).any()) else -z)
+
+    def _most_violated(self, face: _Face, v: Tensor, t: float, refused: set[int]) -> int | None:
+        """Return the row along which the objective falls most, None if it falls nowhere by more than rounding."""
+        slope = torch.mv(face.rows.T, v).add_(self.b, alpha=t)
+        noise = self.b.abs().mul_(t).add_(v.abs().sum())
+        if self.a is not None:
+            slope = slope - self.a * torch.dot(slope.index_select(0, face.index), v)  # optimality condition
+            noise = noise + self.a * torch.dot(noise.index_select(0, face.index), v)
+        excess = slope.add_(noise, alpha=NOISE)
+        excess[[*face.support, *refused]] = 0.0
+        row = int(excess.argmin())
+        return row if float(excess[row]) < 0.0 else None
+
+
+def _unsolved(m: int) -> str:
+    return (
+        f"the active-set method found no optimum for {m} tasks within its iterations, which should not happen. "
+        "Please report it with the Gramian, and use another aggregator meanwhile."
+    )

@@ -1,0 +1,139 @@
+"""What every aggregator is: a function from task gradients to one direction, with a declared scale."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from flatmtl._linalg import floats, gramian, weighted_sum
+from flatmtl._solvers import row_norms
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an aggregator may need to know beside the task gradients.
+
+    Attributes:
+        rows: positions of the present tasks among all tasks, one for each row of ``J``, increasing.
+        losses: clean losses of the present tasks, shape ``(m,)``, float64 on the CPU.
+    """
+
+    rows: tuple[int, ...]
+    losses: Tensor
+
+
+class Aggregator(ABC):
+    r"""A function :math:`A` from task gradients ``J`` of shape ``(m, n)`` to one direction ``d`` of shape ``(n,)``.
+
+    Attributes:
+        degree: how the direction scales, :math:`A(s J) = s^{\text{degree}} A(J)` for every :math:`s > 0`.
+        uses_context: whether the aggregator needs the :class:`Context` as its second argument.
+        order_dependent: whether the direction depends on the order of the rows.
+    """
+
+    degree: float = 1.0
+    uses_context: bool = False
+    order_dependent: ClassVar[bool] = False
+
+    @abstractmethod
+    def __call__(self, jacobian: Tensor, context: Context | None = None) -> Tensor:
+        """Return the direction of shape ``(n,)`` in the dtype and on the device of ``jacobian``."""
+
+    def parameters(self) -> Iterable[Parameter]:
+        """Return what the user's optimizer must train; nothing for most aggregators."""
+        return ()
+
+    def start_epoch(self, epoch: int, total: int | None = None) -> None:  # noqa: B027 - most do not count
+        """Take note that epoch ``epoch`` of ``total`` begins; for aggregators that count epochs."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must be saved to resume exactly."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if ``state`` is not that of an aggregator of this class.
+        """
+        expected = self.state_dict().keys()
+        if state.keys() != expected:
+            raise ValueError(
+                f"the state has {sorted(state)}; {type(self).__name__} expects {sorted(expected)}. "
+                "Load the state of the same aggregator."
+            )
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in signature(type(self)).parameters)
+        return f"{type(self).__name__}({options})"
+
+
+class GramianAggregator(Aggregator):
+    r"""An aggregator whose direction is :math:`d = J^\top w` with weights that depend on :math:`G = J J^\top` only.
+
+    Its cost beyond one product with ``J`` does not depend on the number of parameters. Weights scale with
+    ``degree - 1`` in ``J``.
+    """
+
+    @abstractmethod
+    def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
+        """Return the weights of shape ``(m,)`` for a Gramian of shape ``(m, m)``, in its dtype and on its device."""
+
+    def __call__(self, jacobian: Tensor, context: Context | None = None) -> Tensor:
+        r"""Return the direction :math:`J^\top w` for ``jacobian`` of shape ``(m, n)``; see the class."""
+        check_jacobian(jacobian)
+        jacobian = jacobian.detach()
+        G, scale = gramian(jacobian)
+        return weighted_sum(jacobian, self.weights(G, context) * scale ** (self.degree - 1.0))
+
+
+AnyAggregator = Aggregator | Callable[[Tensor], Tensor]
+"""What :class:`flatmtl.FlatMTL` takes: an :class:`Aggregator`, or any function from ``(m, n)`` to ``(n,)``."""
+
+
+def check_jacobian(jacobian: Tensor) -> None:
+    """Raise if ``jacobian`` is not a real floating-point matrix with at least one row."""
+    if jacobian.ndim != 2 or jacobian.shape[0] == 0 or not jacobian.is_floating_point():
+        raise ValueError(
+            f"task gradients have shape {tuple(jacobian.shape)} and dtype {jacobian.dtype}; expected a "
+            "floating-point matrix (m, n) with one row for each of at least one task. "
+            "Stack the flattened gradients: torch.stack([...])."
+        )
+
+
+def in_float64(gramian: Tensor) -> Tensor:
+    """Return a Gramian in float64 on the CPU; one rounded to a narrower dtype is made semidefinite again.
+
+    Raises:
+        ValueError: if it is not finite, naming the rows.
+    """
+    G = gramian.detach().to("cpu", torch.float64)
+    check_finite(G)
+    if gramian.dtype == torch.float64:
+        return G
+    norms = row_norms(G)
+    lengths = torch.where(norms > 0.0, norms, torch.ones_like(norms))
+    eigenvalues, Q = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(G / lengths[:, None] / lengths))
+    return norms[:, None] * (Q * eigenvalues.clamp(min=0.0)) @ Q.T * norms
+
+
+def check_choice(option: str, value: object, choices: Sequence[object]) -> None:
+    """Raise if the value of an option is none of its choices."""
+    if value not in choices:
+        known = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{option} is {value!r}; expected one of {known}.")
+
+
+def check_finite(G: Tensor) -> None:
+    """Raise, naming the rows, if a row of the matrix behind the Gramian ``G`` is not finite."""
+    bad = [i for i, ok in enumerate(floats(torch.isfinite(G.diagonal()))) if not ok]
+    if bad:
+        raise ValueError(
+            f"task gradients {bad} (rows, from 0) are not finite; expected finite rows. "
+            "Leave these tasks out, or find the loss that overflows."
+        )

@@ -1,0 +1,63 @@
+"""What a user's closure returns: one scalar loss for each task, checked before anything is done with it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+Closure = Callable[[Sequence[str]], Mapping[str, Tensor | None]]
+"""Returns a scalar loss, or ``None`` where there are no labels, for at least the tasks it is asked for."""
+
+
+def evaluate(closure: Closure, tasks: Sequence[str]) -> dict[str, Tensor]:
+    """Return the losses of those ``tasks`` that have one, in the order of ``tasks``.
+
+    Raises:
+        TypeError: if the closure returns no mapping, or something other than tensors in it.
+        KeyError: if a task asked for is missing.
+        ValueError: if a loss is not a real scalar, or has no graph.
+    """
+    call = f"closure({list(tasks)})"
+    with torch.enable_grad():
+        returned: Any = closure(list(tasks))
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            f"{call} returned a {type(returned).__name__}; expected a mapping from task name to scalar loss, "
+            f"e.g. {{{tasks[0]!r}: loss}}."
+        )
+    losses: dict[str, Tensor] = {}
+    for task in tasks:
+        if task not in returned:
+            got = ", ".join(map(repr, cast("Mapping[Any, Any]", returned))) or "nothing"
+            raise KeyError(
+                f"{call} returned no loss for task {task!r} (got: {got}). Return at least the tasks it is asked "
+                "for, with None for a task that has no labels in this batch."
+            )
+        loss = cast(Any, returned[task])
+        if loss is not None:
+            _check_loss(task, loss)
+            losses[task] = loss
+    return losses
+
+
+def _check_loss(task: str, loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"the loss of task {task!r} is a {type(loss).__name__}; expected a scalar tensor with a graph. "
+            "Return the tensor itself, not .item() or float()."
+        )
+    if loss.ndim != 0:
+        raise ValueError(
+            f"the loss of task {task!r} has shape {tuple(loss.shape)}; a loss must be a scalar. Did you forget .mean()?"
+        )
+    if not loss.is_floating_point():
+        raise ValueError(
+            f"the loss of task {task!r} has dtype {loss.dtype}; expected a real floating-point scalar. "
+            "Take the real part, or the absolute value."
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            f"the loss of task {task!r} has no graph, so no parameter can learn from it; expected a loss computed "
+            "from the model's output. For a task without labels in this batch return None."
+        )

@@ -1,0 +1,234 @@
+"""What users hold: an aggregator and a perturbation, with one verb."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
+
+from flatmtl.aggregators.base import AnyAggregator
+from flatmtl.branches import Branch, Branches
+from flatmtl.closures import Closure
+from flatmtl.gradients import Rows
+from flatmtl.parameters import TaskParameters
+from flatmtl.passes import Passes
+from flatmtl.perturbations import SAM
+from flatmtl.stats import StepResult
+from flatmtl.step import Combine, FlatScale, OnNonfinite, Options, Step
+
+_COPIES: Mapping[str, tuple[Branch, ...]] = {
+    "individual": ("flat",),
+    "direct": (),
+    "second": ("flat", "pair"),
+    "each": ("pair",),
+}
+"""For each way to combine, the branches that aggregate beside the loss branch."""
+
+
+class FlatMTL:
+    r"""Any gradient aggregator, made sharpness-aware.
+
+    For task gradients :math:`g_i` and SAM gradients :math:`g_i^{SAM}` taken at each task's own worst case within
+    a radius, the flat gradient of a task is :math:`f_i = g_i^{SAM} - g_i`, and the shared parameters get
+
+    .. math::
+        d = A(g_1, \dots, g_m) + A(f_1, \dots, f_m).
+
+    Each head gets its own gradient at the worst case, never scaled by the aggregator. Without a perturbation
+    the direction is :math:`A(g_1, \dots, g_m)` and the heads get their plain gradients.
+
+    Cost: one forward pass and ``m`` backward passes, and with a perturbation ``m`` more of both (of the trunk
+    and one head each). Memory beyond plain training: ``(m + 2) n`` numbers for ``n`` shared parameters.
+
+    Args:
+        aggregator: an :class:`~flatmtl.aggregators.Aggregator`, or any function from ``(m, n)`` to ``(n,)``.
+        perturbation: :class:`SAM` or :class:`ASAM`; ``None``, or a radius of zero, for the plain method.
+        combine: ``"individual"`` is the paper's, above. ``"direct"`` aggregates the SAM gradients. ``"second"``
+            aggregates the two aggregated vectors once more. ``"each"`` aggregates each task's loss and flat
+            gradient and then these over the tasks. As ``rho`` goes to 0 the first two tend to the plain method;
+            with a min-norm aggregator the last two vanish with the flat part.
+        flat_scale: ``"linear"`` lets the flat part of ``"individual"`` vanish in proportion to the flat
+            gradients whatever the aggregator's ``degree``: it is multiplied by :math:`r^{1 - degree}`, with
+            :math:`r` the geometric mean of :math:`|f_i| / |g_i|` over tasks where neither is zero. ``"raw"`` is
+            the algorithm as printed. They are the same for degree 1.
+        schedule: cheaper variants of the step; there is none yet, so only ``None``.
+        on_nonfinite: what to do about a loss or gradient that is not finite: ``"raise"`` an error that names the
+            task, ``"drop_task"`` from this step, or ``"skip_step"``. A task to be dropped that is finite in the
+            clean pass is dropped from the flat part alone, and its head gets the plain gradient.
+        process_group: for several processes; there is no support yet, so only ``None``.
+
+    Raises:
+        TypeError: if ``aggregator`` is not callable or ``perturbation`` not a perturbation.
+        ValueError: for an unknown option.
+
+    References:
+        - Phan et al. (2025), *Beyond losses reweighting: empowering multi-task learning via the generalization
+          perspective*, ICCV.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from flatmtl import SAM, FlatMTL, split_parameters
+        >>> from flatmtl.aggregators import MGDA
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.ModuleDict({"trunk": nn.Linear(3, 2), "left": nn.Linear(2, 1), "right": nn.Linear(2, 1)})
+        >>> x = torch.randn(8, 3)
+        >>> def closure(tasks):
+        ...     z = model["trunk"](x)
+        ...     return {t: model[t](z).square().mean() for t in tasks}
+        >>> parameters = split_parameters(model, closure, ["left", "right"])
+        >>> mtl = FlatMTL(MGDA(), SAM(rho=0.05))
+        >>> result = mtl.backward(closure, parameters)
+        >>> bool((result.sharpness > 0).all()), model["trunk"].weight.grad.shape
+        (True, torch.Size([2, 3]))
+    """
+
+    def __init__(
+        self,
+        aggregator: AnyAggregator,
+        perturbation: SAM | None = None,
+        *,
+        combine: Combine = "individual",
+        flat_scale: FlatScale = "linear",
+        schedule: None = None,
+        on_nonfinite: OnNonfinite = "raise",
+        process_group: None = None,
+    ) -> None:
+        _check_kinds(aggregator, perturbation)
+        _check_option("combine", combine, tuple(_COPIES))
+        _check_option("flat_scale", flat_scale, ("linear", "raw"))
+        _check_option("schedule", schedule, (None,))
+        _check_option("on_nonfinite", on_nonfinite, ("raise", "drop_task", "skip_step"))
+        _check_option("process_group", process_group, (None,))
+        self.aggregator = aggregator
+        self.options = Options(perturbation, combine, flat_scale, on_nonfinite)
+        self._branches = Branches(aggregator, _COPIES[combine])
+        self._asks_all = False
+        self._rows: Rows | None = None
+
+    def backward(
+        self,
+        closure: Closure | Sequence[Closure],
+        parameters: TaskParameters,
+        *,
+        scaler: GradScaler | None = None,
+    ) -> StepResult:
+        """Add the step's direction into ``.grad`` of every parameter; never step.
+
+        The weights are the same bit for bit afterwards, also when the closure raises; then ``.grad``, buffers
+        and aggregator are as before the call too. Otherwise buffers and random streams stand where one clean
+        pass leaves them. A parameter that no present task reaches keeps its ``.grad``, ``None`` included, so
+        that weight decay and momentum leave it alone.
+
+        Args:
+            closure: returns losses for at least the tasks asked for, ``None`` for a task without labels in this
+                batch; called for all tasks first, then for one at a time. Losses of other tasks are ignored. A
+                list is for gradient accumulation: each closure returns means over its micro-batch, and a task's
+                gradient is the mean over the closures in which it is present.
+            parameters: who owns which parameter.
+            scaler: a gradient scaler, whose scale the losses of the closure do not hold. What is added to
+                ``.grad`` is scaled. A gradient that overflows leaves ``.grad`` infinite and everything else as
+                before, so that the scaler skips the step.
+
+        Returns:
+            By-products of the step, such as the losses, the sharpness and the share of conflicts.
+
+        Raises:
+            TypeError: as :func:`flatmtl.closures.evaluate`.
+            KeyError: as there.
+            ValueError: as there; also for a task whose gradient reaches no shared parameter, and for a
+                parameter frozen since the split.
+            FloatingPointError: naming a task whose loss or gradient is not finite, if ``on_nonfinite="raise"``.
+            RuntimeError: within :func:`torch.inference_mode`.
+        """
+        closures = _closures(closure)
+        _check_parameters(parameters)
+        if self._rows is None or not self._rows.fits(parameters):
+            self._rows = Rows(parameters)
+        passes = Passes(closures, parameters, self._rows, scaler, asks_all=self._asks_all)
+        state = self._branches.state_dict()
+        try:
+            result = Step(passes, self._branches, self.options).run()
+        except BaseException:
+            passes.roll_back()
+            self._branches.load_state_dict(state)
+            raise
+        if result.skipped:
+            self._branches.load_state_dict(state)
+        self._asks_all = passes.asks_all
+        return result
+
+    def parameters(self) -> Iterable[Parameter]:
+        """Return the trainable parameters of the aggregator, for the optimizer."""
+        return getattr(self.aggregator, "parameters", tuple)()
+
+    def start_epoch(self, epoch: int, total: int | None = None) -> None:
+        """Tell whatever counts epochs that epoch ``epoch`` of ``total`` begins."""
+        self._branches.start_epoch(epoch, total)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must be saved to resume exactly."""
+        return {"branches": self._branches.state_dict(), "asks_all": self._asks_all}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if the state is that of something else.
+        """
+        if set(state) != {"branches", "asks_all"}:
+            raise ValueError(f"the state has {sorted(state)}; expected what FlatMTL.state_dict() returns.")
+        self._branches.load_state_dict(state["branches"])
+        self._asks_all = bool(state["asks_all"])
+
+    def __repr__(self) -> str:
+        return f"FlatMTL({self.aggregator!r}, {self.options.perturbation!r}, combine={self.options.combine!r})"
+
+
+def _closures(closure: object) -> list[Closure]:
+    closures: list[Any] = list(cast("Iterable[Any]", closure)) if isinstance(closure, Iterable) else [closure]
+    if not closures:
+        raise ValueError("the list of closures is empty; expected one closure for each micro-batch.")
+    for item in closures:
+        if not callable(item):
+            raise TypeError(
+                f"closure is a {type(item).__name__}; expected a function from a list of tasks to their losses, or a "
+                "list of such functions. Pass the function itself, not what it returns."
+            )
+    return closures
+
+
+def _check_parameters(parameters: TaskParameters) -> None:
+    if not isinstance(parameters, TaskParameters):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"parameters is a {type(parameters).__name__}; expected TaskParameters. Make them once by "
+            "split_parameters(model, closure, tasks)."
+        )
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("within torch.inference_mode() nothing has a gradient; call backward outside of it.")
+    if isinstance(parameters.model, DistributedDataParallel):
+        raise ValueError(
+            "the model is wrapped in DistributedDataParallel, whose gradients this version does not average. "
+            "Train in one process, with the bare model (model.module)."
+        )
+    parameters.check_trainable()
+
+
+def _check_kinds(aggregator: object, perturbation: object) -> None:
+    if isinstance(aggregator, type) or not callable(aggregator):
+        name = aggregator.__name__ if isinstance(aggregator, type) else repr(aggregator)
+        raise TypeError(
+            f"aggregator is {name}; expected an instance such as CAGrad(), or a function from (m, n) to (n,). "
+            "For a name use flatmtl.aggregators.build(name)."
+        )
+    if perturbation is not None and not isinstance(perturbation, SAM):
+        raise TypeError(
+            f"perturbation is {perturbation!r}; expected SAM(rho), ASAM(rho), or None for the plain method."
+        )
+
+
+def _check_option(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        raise ValueError(f"unknown {name} {value!r}. Known: {', '.join(map(str, known))}.")

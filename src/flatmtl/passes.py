@@ -1,0 +1,225 @@
+"""The two kinds of pass over the data: the clean one, and the perturbed ones that repeat it elsewhere."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from flatmtl.closures import Closure
+from flatmtl.gradients import Gradient, Rows, add, gradient, scaled
+from flatmtl.parameters import TaskParameters
+from flatmtl.perturbations import SAM, Part, perturbed
+from flatmtl.world import World
+
+
+@dataclass
+class Task:
+    """What one step knows of one present task.
+
+    Attributes:
+        name: of the task.
+        position: among all tasks.
+        closures: numbers of the closures in which it is present.
+        reached: numbers of the shared parameters that its loss reaches.
+        loss: clean loss, float64 on the CPU.
+        head: gradient on the task's own parameters, the clean one until that at the perturbed weights is known.
+        perturbed_loss: loss at the perturbed weights.
+        intra: inner product of its loss gradient and its flat gradient.
+        has_flat: whether it has a finite flat gradient.
+    """
+
+    name: str
+    position: int
+    closures: list[int]
+    reached: set[int]
+    loss: Tensor
+    head: Gradient
+    perturbed_loss: Tensor | None = None
+    intra: Tensor | None = None
+    has_flat: bool = False
+
+
+class Passes:
+    """The passes of one step.
+
+    Args:
+        closures: one for each micro-batch.
+        parameters: who owns which parameter.
+        rows: where the task gradients go.
+        scaler: scales the losses, or ``None``.
+        asks_all: whether perturbed passes must ask for all tasks, since a head draws random numbers.
+
+    Attributes:
+        tasks: the present tasks; task ``i`` has row ``i``.
+        scale: the scaler's, a float64 scalar, or ``None``.
+    """
+
+    def __init__(
+        self,
+        closures: Sequence[Closure],
+        parameters: TaskParameters,
+        rows: Rows,
+        scaler: GradScaler | None,
+        *,
+        asks_all: bool,
+    ) -> None:
+        self.parameters = parameters
+        self.rows = rows
+        self.asks_all = asks_all
+        self.tasks: list[Task] = []
+        self.scale = None if scaler is None else scaler.scale(torch.ones((), device=rows.matrix.device)).double()
+        self._scaler = scaler
+        self._closures = closures
+        self._starts: list[World] = []
+        self._ends: list[World] = []
+
+    def clean(self) -> None:
+        """Fill the rows with the loss gradients of the tasks that are present."""
+        tasks: dict[str, Task] = {}
+        for number, closure in enumerate(self._closures):
+            self._starts.append(self._world())
+            losses = self._starts[-1].run(closure, self.parameters.tasks)
+            self._ends.append(self._world())
+            for i, (name, loss) in enumerate(losses.items()):
+                part, head = self._gradient(name, loss, last=i == len(losses) - 1)
+                self._take_clean(tasks, number, name, loss, part, head)
+        self.tasks = sorted(tasks.values(), key=lambda task: task.position)
+        self.rows.keep([task.position for task in self.tasks])
+        for row, task in zip(self.rows.matrix, self.tasks, strict=False):
+            factor = self._factor(task)
+            if factor is not None:
+                row.mul_(factor.to(row))
+            task.head = scaled(task.head, factor, row.dtype)
+            task.loss = task.loss / len(task.closures)
+
+    def keep(self, some: Sequence[int]) -> None:
+        """Leave out all present tasks but ``some``."""
+        self.rows.keep(some)
+        self.tasks = [self.tasks[i] for i in some]
+
+    def perturbed(self, perturbation: SAM, take: Callable[[int, Tensor, Gradient, Gradient], None]) -> None:
+        """Call ``take(i, loss, part, head)`` with each task's loss and gradients at its perturbed weights.
+
+        Row ``i`` may be overwritten by then.
+        """
+        local = 1.0 if perturbation.local is None else perturbation.local
+        mean = None if local == 1.0 else self.rows.matrix[: len(self.tasks)].mean(dim=0)
+        one_for_all = local == 0.0 and perturbation.norm == "separate"
+        everyone = list(range(len(self.tasks)))
+        for group in [everyone] if one_for_all else [[i] for i in everyone]:
+            row = self.rows.matrix[group[0]]
+            along = row if mean is None else torch.lerp(mean, row, local)
+            trunk = Part(self.parameters.shared, self.rows.unflatten(along), perturbation.rho)
+            heads = [self._head(self.tasks[i], perturbation.rho_heads) for i in group]
+            places = [self.rows.kept, *([torch.empty_like(w) for w in head.weights] for head in heads)]
+            with perturbed(perturbation, [trunk, *heads], places):
+                self._perturbed_pass(group, take)
+
+    def finish(self) -> None:
+        """Leave buffers and random streams where the clean pass left them."""
+        self._ends[-1].restore()
+
+    def roll_back(self) -> None:
+        """Put the buffers back to before the step, and the random streams to where the clean pass left them."""
+        for start in reversed(self._starts):
+            start.buffers.restore()
+        if self._ends:
+            self._ends[-1].streams.restore()
+
+    def _world(self) -> World:
+        return self.parameters.world(module for start in self._starts for module in start.buffers.modules)
+
+    def _gradient(self, name: str, loss: Tensor, *, last: bool) -> tuple[Gradient, Gradient]:
+        """Return the gradient of a loss on the shared parameters and on its head, scaled by the scaler."""
+        shared = self.parameters.shared
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        both = gradient(loss, [*shared, *self.parameters.heads[name]], keep_graph=not last)
+        part, head = both[: len(shared)], both[len(shared) :]
+        if all(g is None for g in part):
+            raise ValueError(
+                f"no gradient of task {name!r} reaches any shared parameter: the tasks are independent. "
+                "Check that the losses come from one forward pass and that nothing is detached (activation "
+                "checkpointing detaches with use_reentrant=True: pass False)."
+            )
+        return part, head
+
+    def _take_clean(
+        self, tasks: dict[str, Task], number: int, name: str, loss: Tensor, part: Gradient, head: Gradient
+    ) -> None:
+        """Add one closure's loss and gradient to a task's record and row."""
+        value = loss.detach().double().cpu()
+        reached = {j for j, g in enumerate(part) if g is not None}
+        if name not in tasks:
+            tasks[name] = Task(name, self.parameters.tasks.index(name), [number], reached, value, head)
+            self.rows.write(tasks[name].position, part)
+        else:
+            task = tasks[name]
+            task.closures.append(number)
+            task.reached |= reached
+            task.loss = task.loss + value
+            task.head = add(task.head, head)
+            self.rows.add(task.position, part)
+
+    def _factor(self, task: Task) -> Tensor | None:
+        """Return what turns a sum of scaled gradients into a mean of unscaled ones; ``None`` for one."""
+        count = len(task.closures)
+        if self.scale is None:
+            return None if count == 1 else torch.tensor(1.0 / count, dtype=torch.float64)
+        return 1.0 / (self.scale * count)
+
+    def _head(self, task: Task, rho: float) -> Part:
+        """Return the parameters of a head that the loss reaches, with their gradients."""
+        own = self.parameters.heads[task.name]
+        pairs = [(p.detach(), g) for p, g in zip(own, task.head, strict=True) if g is not None]
+        return Part([p for p, _ in pairs], [g for _, g in pairs], rho)
+
+    def _perturbed_pass(self, group: Sequence[int], take: Callable[[int, Tensor, Gradient, Gradient], None]) -> None:
+        sums: dict[int, tuple[Tensor, Gradient, Gradient]] = {}
+        for number in range(len(self._closures)):
+            asked = [i for i in group if number in self.tasks[i].closures]
+            losses = self._losses_again(number, [self.tasks[i].name for i in asked]) if asked else {}
+            for i in asked:
+                task = self.tasks[i]
+                part, head = self._gradient(task.name, losses[task.name], last=i == asked[-1])
+                value = losses[task.name].detach().double().cpu()
+                if i in sums:
+                    value, part, head = sums[i][0] + value, add(sums[i][1], part), add(sums[i][2], head)
+                sums[i] = value, part, head
+                if number == task.closures[-1]:
+                    value, part, head = sums.pop(i)
+                    factor, dtype = self._factor(task), self.rows.matrix.dtype
+                    take(
+                        i,
+                        value / len(task.closures),
+                        scaled(part, factor, dtype),
+                        scaled(head, factor, dtype),
+                    )
+
+    def _losses_again(self, number: int, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the losses of the tasks named, in the world that the clean pass found.
+
+        A head that draws random numbers shifts what is drawn after it, and is noticed by where the streams
+        end. Then all tasks are asked for, now and from now on.
+        """
+        start, closure = self._starts[number], self._closures[number]
+        if not self.asks_all:
+            start.restore()
+            losses = start.run(closure, names)
+            if self._ends[number].streams.stand_still():
+                return _complete(losses, names)
+            self.asks_all = True
+        start.restore()
+        return _complete(start.run(closure, self.parameters.tasks), names)
+
+
+def _complete(losses: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    for name in names:
+        if name not in losses:
+            raise ValueError(
+                f"the closure returned a loss of task {name!r} in the clean pass and None in the perturbed one; "
+                "expected the same tasks. Decide from the batch alone which tasks have labels."
+            )
+    return losses

@@ -1,0 +1,78 @@
+"""Statistics of steps, from hand-made results."""
+
+import math
+
+import pytest
+import torch
+
+from flatmtl import Monitor, StepResult
+from flatmtl._linalg import as_cosines, conflict_share
+
+
+def gramian(rows) -> torch.Tensor:
+    J = torch.tensor(rows, dtype=torch.float64)
+    return J @ J.T
+
+
+class TestConflict:
+    def test_is_the_share_of_pairs_with_a_negative_inner_product(self):
+        assert conflict_share(gramian([[1.0, 0.0], [-1.0, 1.0], [-1.0, -2.0]])) == pytest.approx(1.0)
+        assert conflict_share(gramian([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])) == pytest.approx(1 / 3)
+
+    def test_a_zero_gradient_is_no_conflict(self):
+        assert conflict_share(gramian([[0.0, 0.0], [-1.0, 1.0]])) == 0
+
+    def test_absent_tasks_do_not_count(self):
+        G = gramian([[1.0, 0.0], [-1.0, 1.0], [5.0, 5.0]])
+        G[2], G[:, 2] = math.nan, math.nan
+        assert conflict_share(G) == 1
+
+    def test_one_task_has_no_pair(self):
+        assert conflict_share(gramian([[1.0, 0.0]])).isnan()
+
+
+def test_cosines_are_exact_at_any_scale():
+    expected = torch.tensor([[1.0, -0.8], [-0.8, 1.0]], dtype=torch.float64)
+    for scale in (1e-60, 1.0, 1e60):
+        G = torch.tensor([[25.0, -4.0 * scale], [-4.0 * scale, scale**2]], dtype=torch.float64)
+        torch.testing.assert_close(as_cosines(G), expected)
+
+
+class TestResult:
+    result = StepResult(
+        tasks=("a", "b"),
+        losses=torch.tensor([1.0, 2.0]),
+        perturbed_losses=torch.tensor([1.5, 4.0]),
+        gramian_loss=gramian([[3.0, 4.0], [0.0, -1.0]]),
+    )
+
+    def test_derived_statistics(self):
+        assert self.result.sharpness.tolist() == [0.5, 2.0]
+        assert self.result.norms.tolist() == [5.0, 1.0]
+        assert self.result.norms_flat is None
+        assert self.result.conflict == 1.0
+
+    def test_scalars_are_named_by_task(self):
+        scalars = {name: float(value) for name, value in self.result.scalars().items()}
+        assert scalars["sharpness/b"] == 2.0
+        assert scalars["conflict"] == 1.0
+        assert "norm_flat/a" not in scalars
+
+    def test_printed_form(self):
+        assert repr(self.result) == "StepResult(a=1, b=2)"
+        assert repr(StepResult(("a",), torch.tensor([1.0]), dropped=("a",), skipped=True)) == (
+            "StepResult(a=1; dropped: a; skipped)"
+        )
+
+
+def test_monitor_averages_over_the_steps_that_know_a_statistic():
+    monitor = Monitor()
+    monitor.update(StepResult(("a",), torch.tensor([1.0]), gramian_loss=gramian([[2.0]])))
+    monitor.update(StepResult(("a",), torch.tensor([math.nan]), dropped=("a",), skipped=True))
+    means = monitor.compute()
+    assert means["loss/a"] == 1.0
+    assert means["norm/a"] == 2.0
+    assert (means["steps"], means["skipped"], means["dropped"]) == (2, 1, 1)
+    assert math.isnan(means["conflict"])
+    monitor.reset()
+    assert monitor.compute() == {"steps": 0.0, "skipped": 0.0, "dropped": 0.0}

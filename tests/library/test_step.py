@@ -1,0 +1,681 @@
+"""The laws of one step, on toy models; the golden traces are in ``test_golden_steps.py``."""
+
+import copy
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.library.toys import TASKS, Toy, assert_same
+from tests.reference import algorithm1
+from torch import Tensor, nn
+
+from flatmtl import ASAM, SAM, FlatMTL, TaskParameters, split_parameters
+from flatmtl.aggregators import IMTLG, MGDA, CAGrad, Mean, PCGrad, Sum
+
+AGGREGATORS = [Mean(), Sum(), MGDA(), PCGrad(), CAGrad(), IMTLG()]
+COMBINE = ["individual", "direct", "second", "each"]
+
+
+def shared_gradient(parameters: TaskParameters) -> Tensor:
+    return torch.cat([p.grad.reshape(-1) for p in parameters.shared])
+
+
+def step(toy: Toy, mtl: FlatMTL, closure=None, **options):
+    toy.zero_grad()
+    parameters = toy.split()
+    result = mtl.backward(closure or toy.closure, parameters, **options)
+    return result, shared_gradient(parameters)
+
+
+class TestReference:
+    """The engine equals the paper's algorithm written down line by line."""
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        seed=st.integers(0, 10_000),
+        rho=st.floats(0.01, 1.0),
+        rho_heads=st.floats(0.0, 1.0),
+        adaptive=st.booleans(),
+        joint=st.booleans(),
+        combine=st.sampled_from(COMBINE),
+        local=st.sampled_from([None, 0.0, 0.3, 1.0]),
+        aggregator=st.sampled_from([Mean(), Sum(), MGDA(), CAGrad()]),
+    )
+    def test_step_equals_the_plain_reference(self, seed, rho, rho_heads, adaptive, joint, combine, local, aggregator):
+        toy = Toy(seed=seed)
+        norm = "joint" if joint else "separate"
+        perturbation = (ASAM if adaptive else SAM)(rho, rho_heads=rho_heads, norm=norm, local=local)
+        result, d = step(toy, FlatMTL(aggregator, perturbation, combine=combine))
+        expected = algorithm1.step(
+            toy.closure,
+            list(toy.trunk.parameters()),
+            {t: list(toy.heads[t].parameters()) for t in TASKS},
+            aggregator,
+            rho_sh=rho,
+            rho_ns=rho_heads,
+            adaptive=adaptive,
+            joint=joint,
+            combine=combine,
+            local=1.0 if local is None else local,
+        )
+        size = expected["loss_gradients"].norm() + expected["flat_gradients"].norm()
+        torch.testing.assert_close(d / size, expected["direction"] / size, rtol=0.0, atol=1e-9)
+        for task in TASKS:
+            own = torch.cat([p.grad.reshape(-1) for p in toy.heads[task].parameters()])
+            torch.testing.assert_close(own, expected["heads"][task], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(result.perturbed_losses, expected["perturbed_losses"], rtol=1e-12, atol=0.0)
+        products = (expected["loss_gradients"] * expected["flat_gradients"]).sum(1)
+        torch.testing.assert_close(result.intra / size**2, products / size**2, rtol=0.0, atol=1e-12)
+
+
+class TestPlain:
+    @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=repr)
+    def test_without_a_perturbation_the_direction_is_the_aggregated_gradient(self, aggregator):
+        toy = Toy()
+        result, d = step(toy, FlatMTL(copy.deepcopy(aggregator)))
+        rows = algorithm1.step(
+            toy.closure,
+            list(toy.trunk.parameters()),
+            {t: list(toy.heads[t].parameters()) for t in TASKS},
+            aggregator,
+            rho_sh=0.0,
+            rho_ns=0.0,
+        )["loss_gradients"]
+        torch.testing.assert_close(d, aggregator(rows), rtol=1e-10, atol=1e-14)
+        assert result.perturbed_losses is None
+        assert result.sharpness is None
+
+    @pytest.mark.parametrize("combine", COMBINE)
+    @pytest.mark.parametrize("perturbation", [SAM(0.0), ASAM(0.0)], ids=repr)
+    def test_radius_zero_is_the_plain_method_bit_for_bit(self, combine, perturbation):
+        plain, zero = Toy(nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5))), None
+        zero = copy.deepcopy(plain)
+        torch.manual_seed(1)
+        step(plain, FlatMTL(PCGrad()))
+        after_plain = torch.get_rng_state()
+        torch.manual_seed(1)
+        step(zero, FlatMTL(PCGrad(), perturbation, combine=combine))
+        assert_same(zero.gradients(), plain.gradients())
+        assert_same(torch.get_rng_state(), after_plain)
+
+    def test_any_function_of_the_rows_is_an_aggregator(self):
+        toy = Toy()
+        _, expected = step(toy, FlatMTL(Sum(), SAM(0.1)))
+        _, d = step(toy, FlatMTL(lambda J: J.sum(dim=0), SAM(0.1)))
+        torch.testing.assert_close(d, expected)
+
+    def test_a_function_may_return_one_of_the_rows_itself(self):
+        toy = Toy()
+        _, expected = step(toy, FlatMTL(lambda J: J[0].clone(), SAM(0.1)))
+        _, d = step(toy, FlatMTL(lambda J: J[0], SAM(0.1)))
+        assert_same(d, expected)
+
+    def test_gradients_are_added_to_those_that_are_there(self):
+        toy, mtl = Toy(), FlatMTL(Mean(), SAM(0.1))
+        parameters = toy.split()
+        mtl.backward(toy.closure, parameters)
+        once = toy.gradients()
+        memory = {n: p.grad.data_ptr() for n, p in toy.named_parameters()}
+        mtl.backward(toy.closure, parameters)
+        assert_same(toy.gradients(), {name: 2 * g for name, g in once.items()})
+        assert {n: p.grad.data_ptr() for n, p in toy.named_parameters()} == memory
+
+
+class TestLimits:
+    def test_mean_makes_individual_equal_direct(self):
+        toy = Toy()
+        _, individual = step(toy, FlatMTL(Mean(), SAM(0.3)))
+        _, direct = step(toy, FlatMTL(Mean(), SAM(0.3), combine="direct"))
+        torch.testing.assert_close(individual, direct, rtol=1e-12, atol=1e-14)
+
+    @pytest.mark.parametrize("aggregator", [Mean(), MGDA(), PCGrad(), IMTLG()], ids=repr)
+    def test_one_task_is_sam(self, aggregator):
+        toy = Toy()
+        parameters = toy.split(["left"])
+        assert parameters.heads == {"left": ()}
+        FlatMTL(aggregator, SAM(0.2)).backward(toy.closure, parameters)
+        every = parameters.shared
+        weights = [p.detach().clone() for p in every]
+        g = torch.autograd.grad(toy.closure(["left"])["left"], every)
+        size = torch.cat([part.reshape(-1) for part in g]).norm()
+        with torch.no_grad():
+            for p, part in zip(every, g, strict=True):
+                p += 0.2 * part / size
+        expected = torch.autograd.grad(toy.closure(["left"])["left"], every)
+        with torch.no_grad():
+            for p, w in zip(every, weights, strict=True):
+                p.copy_(w)
+        torch.testing.assert_close([p.grad for p in every], list(expected), rtol=1e-10, atol=1e-13)
+
+    def test_flat_gradient_tends_to_the_hessian_along_the_gradient(self):
+        """For rho -> 0 with unperturbed heads, f / rho -> H g / |g|."""
+        toy, rho = Toy(), 1e-5
+        parameters = toy.split(["left", "right"])
+        rows: list[Tensor] = []
+        FlatMTL(lambda J: rows.append(J.clone()) or J[0], SAM(rho, rho_heads=0.0)).backward(toy.closure, parameters)
+        loss = toy.closure(["left"])["left"]
+        g = torch.autograd.grad(loss, parameters.shared, create_graph=True)
+        vector = torch.cat([part.reshape(-1) for part in g])
+        unit = (vector / vector.norm()).detach()
+        Hu = torch.cat([part.reshape(-1) for part in torch.autograd.grad(vector @ unit, parameters.shared)])
+        torch.testing.assert_close(rows[1][0] / rho, Hu, rtol=1e-3, atol=1e-4 * float(Hu.norm()))
+
+    def test_flat_part_of_an_aggregator_of_degree_zero_vanishes_linearly(self):
+        class Direction(Mean):
+            """The direction of the mean: degree 0."""
+
+            degree = 0.0
+
+            def weights(self, gramian, context=None):
+                return torch.ones(len(gramian), dtype=gramian.dtype) / gramian.sum().sqrt()
+
+        toy = Toy()
+        _, plain = step(toy, FlatMTL(Direction()))
+        sizes = [(step(toy, FlatMTL(Direction(), SAM(rho)))[1] - plain).norm() for rho in (1e-3, 1e-4)]
+        raw = [(step(toy, FlatMTL(Direction(), SAM(r), flat_scale="raw"))[1] - plain).norm() for r in (1e-3, 1e-4)]
+        assert sizes[0] / sizes[1] == pytest.approx(10, rel=0.05)
+        assert raw[0] / raw[1] == pytest.approx(1, rel=0.05)
+
+    def test_adaptive_radius_ignores_a_change_of_scale_between_layers(self):
+        toy = Toy(nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 5, bias=False)))
+        other = copy.deepcopy(toy)
+        with torch.no_grad():
+            other.trunk[0].weight.mul_(8.0)
+            other.trunk[2].weight.div_(8.0)
+        same, _ = step(toy, FlatMTL(Mean(), ASAM(0.1)))
+        scaled, _ = step(other, FlatMTL(Mean(), ASAM(0.1)))
+        torch.testing.assert_close(scaled.sharpness, same.sharpness)
+
+
+class Draws(nn.Linear):
+    """A head that draws from every random stream on the CPU."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return super().forward(z * (torch.rand(()) + random.random() + np.random.random()))
+
+
+class TestWorld:
+    """The second pass sees the first one's random streams and buffers, and leaves nothing behind."""
+
+    def test_weights_come_back_bit_for_bit(self):
+        toy = Toy()
+        before = toy.contents()
+        step(toy, FlatMTL(CAGrad(), ASAM(0.7)))
+        assert_same(toy.contents(), before)
+
+    @pytest.mark.parametrize("head", [nn.Linear, Draws], ids=["plain heads", "heads that draw"])
+    def test_flat_gradient_sees_the_same_masks(self, head):
+        """At a tiny radius the flat gradient is tiny only if nothing but the weights has changed."""
+        toy = Toy(nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5)), head=head)
+        result, _ = step(toy, FlatMTL(Mean(), SAM(1e-7)))
+        assert (result.norms_flat < 1e-5 * result.norms).all()
+
+    @pytest.mark.parametrize("head", [nn.Linear, Draws], ids=["plain heads", "heads that draw"])
+    def test_random_streams_end_where_one_clean_pass_ends(self, head):
+        toy = Toy(nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5)), head=head)
+        streams = []
+        for perturbation in (None, SAM(0.1)):
+            torch.manual_seed(3)
+            random.seed(3)
+            np.random.seed(3)
+            step(toy, FlatMTL(Mean(), perturbation))
+            streams.append((torch.rand(()).item(), random.random(), np.random.random()))
+        assert streams[0] == streams[1]
+
+    def test_heads_that_draw_are_found_once(self):
+        toy, mtl = Toy(head=Draws), FlatMTL(Mean(), SAM(0.1))
+        parameters = toy.split()
+        toy.asked.clear()
+        mtl.backward(toy.closure, parameters)
+        assert len(toy.asked) == 1 + 1 + 3
+        toy.asked.clear()
+        mtl.backward(toy.closure, parameters)
+        assert toy.asked == [list(TASKS)] * 4
+
+    def test_perturbed_passes_ask_for_one_task_at_a_time(self):
+        toy = Toy()
+        parameters = toy.split()
+        toy.asked.clear()
+        FlatMTL(Mean(), SAM(0.1)).backward(toy.closure, parameters)
+        assert toy.asked == [list(TASKS), ["left"], ["right"], ["third"]]
+
+    def test_one_perturbation_for_all_tasks_needs_one_perturbed_forward_pass(self):
+        toy = Toy()
+        parameters = toy.split()
+        toy.asked.clear()
+        FlatMTL(Mean(), SAM(0.1, local=0.0)).backward(toy.closure, parameters)
+        assert toy.asked == [list(TASKS), list(TASKS)]
+
+    @pytest.mark.parametrize("known", [True, False], ids=["with the model", "without the model"])
+    @pytest.mark.parametrize("momentum", [0.1, None])
+    def test_buffers_are_those_of_one_clean_pass(self, known, momentum):
+        trunk = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, momentum=momentum), Counter())
+        toy = Toy(trunk)
+        once = copy.deepcopy(toy)
+        once.closure(TASKS)
+        parameters = toy.split()
+        parameters = TaskParameters(parameters.shared, parameters.heads, model=toy if known else None)
+        FlatMTL(Mean(), SAM(0.5)).backward(toy.closure, parameters)
+        assert_same(toy.contents(), once.contents())
+        assert toy.training
+
+    def test_perturbed_pass_starts_from_the_buffers_of_the_clean_one(self):
+        """Spectral norm takes one power iteration a pass: a second one would look like a flat gradient."""
+        toy = Toy(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5)))
+        result, _ = step(toy, FlatMTL(Mean(), SAM(1e-7)))
+        assert (result.norms_flat < 1e-5 * result.norms).all()
+
+    @pytest.mark.parametrize("failing_call", [1, 2, 4])
+    def test_a_closure_that_raises_leaves_everything_as_it_was(self, failing_call):
+        toy = Toy(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
+        parameters, mtl = toy.split(), FlatMTL(PCGrad(), SAM(0.5))
+        mtl.backward(toy.closure, parameters)
+        before = toy.contents(), toy.gradients(), mtl.state_dict()
+        calls = []
+
+        def closure(tasks):
+            losses = toy.closure(tasks)
+            calls.append(tasks)
+            if len(calls) == failing_call:
+                raise KeyboardInterrupt
+            return losses
+
+        with pytest.raises(KeyboardInterrupt):
+            mtl.backward(closure, parameters)
+        assert_same((toy.contents(), toy.gradients(), mtl.state_dict()), before)
+
+    def test_works_within_no_grad(self):
+        toy = Toy()
+        _, expected = step(toy, FlatMTL(Mean(), SAM(0.1)))
+        parameters = toy.split()
+        toy.zero_grad()
+        with torch.no_grad():
+            FlatMTL(Mean(), SAM(0.1)).backward(toy.closure, parameters)
+        assert_same(shared_gradient(parameters), expected)
+
+
+class Counter(nn.Module):
+    """A module whose buffer is replaced, not written, and which has a buffer that cannot be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("fixed", torch.ones(1).expand(3))
+
+    def forward(self, z: Tensor) -> Tensor:
+        self.count = self.count + z.detach().mean()
+        return z
+
+
+class TestLabels:
+    """Tasks without labels take no part."""
+
+    def test_a_task_without_labels_takes_no_part(self):
+        toy, mtl = Toy(), FlatMTL(MGDA(), SAM(0.1))
+        parameters = toy.split()
+        two = toy.split(["left", "third"])
+        mtl.backward(lambda tasks: toy.closure(two_of(tasks)) | {"right": None}, parameters)
+        some = toy.gradients()
+        toy.zero_grad()
+        FlatMTL(MGDA(), SAM(0.1)).backward(toy.closure, two)
+        assert_same(some, toy.gradients())
+        assert toy.heads["right"].weight.grad is None
+
+    def test_statistics_of_an_absent_task_are_nan(self):
+        toy = Toy()
+        parameters = toy.split()
+        closure = lambda tasks: toy.closure(two_of(tasks)) | {"right": None}  # noqa: E731
+        result = FlatMTL(Mean(), SAM(0.1)).backward(closure, parameters)
+        for vector in (result.losses, result.sharpness, result.norms, result.weights_flat, result.intra):
+            assert vector.isnan().tolist() == [False, True, False]
+        assert result.cosines.isnan().sum() == 5
+        assert result.conflict in (0.0, 1.0)
+
+    def test_a_batch_without_labels_is_skipped(self):
+        toy = Toy()
+        parameters = toy.split()
+        result = FlatMTL(Mean(), SAM(0.1)).backward(dict.fromkeys, parameters)
+        assert result.skipped
+        assert result.losses.isnan().all()
+        assert all(p.grad is None for p in toy.parameters())
+
+    def test_parameters_that_no_present_task_reaches_keep_their_gradient(self):
+        toy = Toy()
+        side = nn.Parameter(torch.ones(5, dtype=torch.float64))
+        shared = [*toy.trunk.parameters(), side]
+        parameters = TaskParameters(shared, {t: toy.heads[t].parameters() for t in TASKS})
+        FlatMTL(Mean(), SAM(0.1)).backward(toy.closure, parameters)
+        assert side.grad is None
+
+
+def two_of(tasks):
+    return [t for t in tasks if t != "right"]
+
+
+class TestMicroBatches:
+    @pytest.mark.parametrize("perturbation", [None, SAM(0.3), ASAM(0.3), SAM(0.3, local=0.0)], ids=repr)
+    @pytest.mark.parametrize("combine", COMBINE)
+    def test_equal_micro_batches_equal_the_whole_batch(self, perturbation, combine):
+        toy, mtl = Toy(), FlatMTL(MGDA(), perturbation, combine=combine)
+        whole, expected = step(toy, mtl)
+        gradients = toy.gradients()
+        parts = [lambda tasks, r=slice(2 * i, 2 * i + 2): toy.closure(tasks, r) for i in range(4)]
+        result, d = step(toy, mtl, closure=parts)
+        torch.testing.assert_close(d, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(toy.gradients(), gradients, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(result.losses, whole.losses)
+        if perturbation is not None:
+            torch.testing.assert_close(result.intra, whole.intra, rtol=1e-9, atol=1e-12)
+
+    def test_each_micro_batch_sees_its_own_masks_again(self):
+        toy = Toy(nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5)))
+        parts = [lambda tasks, r=slice(4 * i, 4 * i + 4): toy.closure(tasks, r) for i in range(2)]
+        result, _ = step(toy, FlatMTL(Mean(), SAM(1e-7)), closure=parts)
+        assert (result.norms_flat < 1e-5 * result.norms).all()
+
+    def test_a_task_is_averaged_over_the_micro_batches_that_have_it(self):
+        toy = Toy()
+        first, rest = slice(0, 2), slice(2, 8)
+
+        def without_right(tasks):
+            return toy.closure(two_of(tasks), rest) | {"right": None}
+
+        parts = [lambda tasks: toy.closure(tasks, first), without_right]
+        result, _ = step(toy, FlatMTL(Mean(), SAM(0.1)), closure=parts)
+        own = [p.grad.clone() for p in toy.heads["right"].parameters()]
+        alone, _ = step(toy, FlatMTL(Mean(), SAM(0.1)), closure=lambda tasks: toy.closure(tasks, first))
+        torch.testing.assert_close(own, [p.grad for p in toy.heads["right"].parameters()])
+        torch.testing.assert_close(result.norms[1], alone.norms[1])
+        torch.testing.assert_close(result.losses[1], alone.losses[1])
+
+
+def spoilt(toy: Toy, task: str, value: float, *, calls: tuple[int, ...] = (1,), gradient: bool = False):
+    """A closure whose loss (or only its gradient) of one task is not finite in the calls numbered."""
+    count = [0]
+
+    def closure(tasks):
+        count[0] += 1
+        losses = toy.closure(tasks)
+        if task in losses and count[0] in calls:
+            loss = losses[task]
+            losses[task] = loss + (SpoilGradient.apply(loss) if gradient else loss * value)
+        return losses
+
+    return closure
+
+
+class SpoilGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * math.inf
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["loss", "gradient"])
+class TestNonfinite:
+    def test_the_task_is_named(self, gradient):
+        toy = Toy()
+        with pytest.raises(FloatingPointError, match="'right'.*expected finite"):
+            step(toy, FlatMTL(Mean(), SAM(0.1)), spoilt(toy, "right", math.nan, gradient=gradient))
+        assert all(p.grad is None for p in toy.parameters())
+
+    def test_the_task_is_dropped(self, gradient):
+        toy = Toy()
+        mtl = FlatMTL(MGDA(), SAM(0.1), on_nonfinite="drop_task")
+        result, d = step(toy, mtl, spoilt(toy, "right", math.nan, gradient=gradient))
+        _, expected = step(toy, FlatMTL(MGDA(), SAM(0.1)), lambda t: toy.closure(two_of(t)) | {"right": None})
+        assert_same(d, expected)
+        assert result.dropped == ("right",)
+        assert not result.skipped
+
+    def test_the_step_is_skipped(self, gradient):
+        toy = Toy(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
+        mtl = FlatMTL(PCGrad(), SAM(0.1), on_nonfinite="skip_step")
+        parameters = toy.split()
+        before = toy.contents(), mtl.state_dict()
+        result = mtl.backward(spoilt(toy, "right", math.inf, gradient=gradient), parameters)
+        assert_same((toy.contents(), mtl.state_dict()), before)
+        assert result.skipped
+        assert result.dropped == ("right",)
+        assert all(p.grad is None for p in toy.parameters())
+
+    @pytest.mark.parametrize("combine", COMBINE)
+    def test_in_the_perturbed_pass_only_the_flat_part_is_dropped(self, gradient, combine):
+        toy = Toy()
+        mtl = FlatMTL(Sum(), SAM(0.1), on_nonfinite="drop_task", combine=combine)
+        result, d = step(toy, mtl, spoilt(toy, "right", math.nan, calls=(3,), gradient=gradient))
+        own = [p.grad.clone() for p in toy.heads["right"].parameters()]
+        _, plain = step(toy, FlatMTL(Sum()))
+        torch.testing.assert_close(own, [p.grad for p in toy.heads["right"].parameters()])
+        flat = sum(algorithm1_flat(toy, task) for task in ("left", "third"))
+        torch.testing.assert_close(d, plain + flat, rtol=1e-9, atol=1e-12)
+        assert result.dropped == ("right",)
+
+
+def algorithm1_flat(toy: Toy, task: str) -> Tensor:
+    out = algorithm1.step(
+        toy.closure,
+        list(toy.trunk.parameters()),
+        {task: list(toy.heads[task].parameters())},
+        lambda J: J[0],
+        rho_sh=0.1,
+        rho_ns=0.1,
+    )
+    return out["flat_gradients"][0]
+
+
+class TestScaler:
+    """With a gradient scaler the loop is the ordinary one: unscale, clip, step and update once a step."""
+
+    @pytest.mark.parametrize("perturbation", [None, ASAM(0.5)], ids=repr)
+    @pytest.mark.parametrize("scale", [1.0, 4096.0, 2.0**40])
+    def test_the_scale_does_not_change_the_step(self, perturbation, scale):
+        toy = Toy()
+        toy.float()
+        _, expected = step(toy, FlatMTL(CAGrad(), perturbation))
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        optimizer = torch.optim.SGD(toy.parameters(), lr=0.1)
+        result, d = step(toy, FlatMTL(CAGrad(), perturbation), scaler=scaler)
+        assert_same(d / scale, expected)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert not result.skipped
+
+    @pytest.mark.parametrize("call", [1, 3], ids=["clean pass", "perturbed pass"])
+    def test_overflow_skips_the_step_and_lowers_the_scale(self, call):
+        toy = Toy(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
+        toy.float()
+        parameters, mtl = toy.split(), FlatMTL(PCGrad(), SAM(0.1))
+        optimizer = torch.optim.SGD(toy.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        before = toy.contents(), mtl.state_dict()
+        closure = spoilt(toy, "right", 0.0, calls=(call,), gradient=True)
+        result = mtl.backward(closure, parameters, scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        assert result.skipped
+        assert_same((toy.contents(), mtl.state_dict()), before)
+        assert scaler.get_scale() == 2.0
+
+    def test_a_loss_that_is_not_finite_follows_the_option(self):
+        toy = Toy()
+        scaler = torch.amp.GradScaler("cpu")
+        with pytest.raises(FloatingPointError, match="'left' is nan"):
+            step(toy, FlatMTL(Mean()), spoilt(toy, "left", math.nan), scaler=scaler)
+
+
+class TestPrecision:
+    def test_weights_in_bfloat16_are_perturbed_by_the_radius(self):
+        toy = Toy()
+        toy.bfloat16()
+        moved = []
+
+        def closure(tasks):
+            moved.append(torch.cat([p.detach().float().reshape(-1) for p in toy.trunk.parameters()]))
+            return toy.closure(tasks)
+
+        parameters = toy.split()
+        FlatMTL(Mean(), SAM(1.0)).backward(closure, parameters)
+        assert (moved[1] - moved[0]).norm() == pytest.approx(1.0, rel=0.05)
+        assert all(p.grad.dtype == torch.bfloat16 for p in toy.parameters())
+
+    def test_gradients_have_the_strides_of_their_parameter(self):
+        trunk = nn.Sequential(nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 5, (1, 1)), nn.Flatten())
+        toy = Toy(trunk).to(memory_format=torch.channels_last)
+        step(toy, FlatMTL(Mean(), SAM(0.1)))
+        weight = toy.trunk[1].weight
+        assert weight.grad.stride() == weight.stride()
+
+    def test_tiny_gradients_give_a_full_step_and_zero_ones_none(self):
+        toy = Toy()
+        toy.float()
+        result, _ = step(toy, FlatMTL(Mean(), SAM(0.1)), lambda t: {k: v * 1e-25 for k, v in toy.closure(t).items()})
+        normal, _ = step(toy, FlatMTL(Mean(), SAM(0.1)))
+        torch.testing.assert_close(result.sharpness * 1e25, normal.sharpness, rtol=1e-4, atol=0.0)
+        zero, _ = step(toy, FlatMTL(Mean(), SAM(0.1)), lambda t: {k: v * 0.0 for k, v in toy.closure(t).items()})
+        assert (zero.sharpness == 0).all()
+
+
+class TestState:
+    def test_resuming_goes_on_exactly(self):
+        first, second = FlatMTL(PCGrad(seed=1), SAM(0.1)), FlatMTL(PCGrad(seed=2), SAM(0.1))
+        toy = Toy()
+        step(toy, first)
+        second.load_state_dict(first.state_dict())
+        assert_same(step(toy, second)[1], step(toy, first)[1])
+
+    def test_branches_do_not_share_state(self):
+        aggregator = PCGrad(seed=1)
+        toy, mtl = Toy(), FlatMTL(aggregator, SAM(0.1))
+        step(toy, mtl)
+        alone = PCGrad(seed=1)
+        alone(torch.randn(3, 4))
+        assert_same(aggregator.state_dict(), alone.state_dict())
+
+    def test_a_foreign_state_is_refused(self):
+        with pytest.raises(ValueError, match="expected what FlatMTL"):
+            FlatMTL(Mean()).load_state_dict({"momentum": 1})
+        with pytest.raises(ValueError, match="same combine"):
+            FlatMTL(Mean()).load_state_dict(FlatMTL(Mean(), combine="second").state_dict())
+
+
+class TestRefusals:
+    """Each message says what was given, what is expected and what to do."""
+
+    @pytest.mark.parametrize(
+        ("returned", "error", "message"),
+        [
+            (torch.ones(()), TypeError, r"closure\(\['left', 'right'\]\) returned a Tensor; expected a mapping"),
+            ({"left": torch.ones((), requires_grad=True)}, KeyError, "no loss for task 'right'"),
+            ({"left": 1.0, "right": 1.0}, TypeError, "'left' is a float; expected a scalar tensor"),
+            ({"left": torch.ones(8, 1), "right": None}, ValueError, r"shape \(8, 1\).*Did you forget .mean\(\)"),
+            ({"left": torch.ones(()), "right": None}, ValueError, "has no graph.*return None"),
+            ({"left": torch.ones((), dtype=torch.cfloat), "right": None}, ValueError, "dtype torch.complex64"),
+        ],
+    )
+    def test_bad_losses(self, returned, error, message):
+        toy = Toy()
+        parameters = toy.split(["left", "right"])
+        with pytest.raises(error, match=message):
+            FlatMTL(Mean()).backward(lambda tasks: returned, parameters)
+
+    def test_a_task_that_shares_nothing(self):
+        toy = Toy()
+        parameters = toy.split(["left", "right"])
+
+        def closure(tasks):
+            z = toy.trunk(toy.x)
+            return {t: toy.heads[t](z.detach() if t == "right" else z).sum() for t in tasks}
+
+        with pytest.raises(ValueError, match="no gradient of task 'right' reaches any shared parameter"):
+            FlatMTL(Mean()).backward(closure, parameters)
+
+    def test_a_closure_that_keeps_its_forward_pass(self):
+        toy = Toy()
+        parameters = toy.split(["left", "right"])
+        z = toy.trunk(toy.x)
+        with pytest.raises(RuntimeError) as caught:
+            FlatMTL(Mean(), SAM(0.1)).backward(lambda ts: {t: toy.heads[t](z).sum() for t in ts}, parameters)
+        assert "run the whole forward pass itself" in caught.value.__notes__[0]
+
+    def test_a_task_that_loses_its_labels_between_the_passes(self):
+        toy, calls = Toy(), []
+        parameters = toy.split(["left", "right"])
+
+        def closure(tasks):
+            calls.append(tasks)
+            return toy.closure(tasks) if len(calls) == 1 else dict.fromkeys(tasks)
+
+        with pytest.raises(ValueError, match="'left' in the clean pass and None in the perturbed"):
+            FlatMTL(Mean(), SAM(0.1)).backward(closure, parameters)
+
+    def test_a_parameter_that_was_frozen_since(self):
+        toy = Toy()
+        parameters = toy.split()
+        toy.trunk[0].weight.requires_grad_(False)
+        with pytest.raises(ValueError, match="'trunk.0.weight' no longer requires a gradient.*split_parameters"):
+            FlatMTL(Mean()).backward(toy.closure, parameters)
+
+    def test_bad_options(self):
+        with pytest.raises(TypeError, match="aggregator is MGDA; expected an instance"):
+            FlatMTL(MGDA)
+        with pytest.raises(TypeError, match=r"aggregator is 'mgda'.*build\(name\)"):
+            FlatMTL("mgda")
+        with pytest.raises(TypeError, match=r"perturbation is 0.5; expected SAM\(rho\)"):
+            FlatMTL(Mean(), 0.5)
+        for option in ("combine", "flat_scale", "schedule", "on_nonfinite", "process_group"):
+            with pytest.raises(ValueError, match=f"unknown {option} 'x'. Known"):
+                FlatMTL(Mean(), **{option: "x"})
+
+    @pytest.mark.parametrize(
+        ("aggregator", "message"),
+        [
+            (lambda J: J, r"returned a tensor of shape \(3, 74\).*expected one direction of shape \(74,\)"),
+            (lambda J: 0.0, "returned a float"),
+            (lambda J: J.mul_(2.0)[0], "changed its input"),
+        ],
+    )
+    def test_bad_aggregators(self, aggregator, message):
+        toy = Toy()
+        nn.init.zeros_(toy.trunk[0].bias)
+        with pytest.raises(ValueError, match=message.replace("74", r"\d+")):
+            step(toy, FlatMTL(aggregator))
+
+    def test_what_is_no_closure_and_what_are_no_parameters(self):
+        toy = Toy()
+        parameters, mtl = toy.split(), FlatMTL(Mean())
+        with pytest.raises(TypeError, match="closure is a NoneType; expected a function"):
+            mtl.backward(None, parameters)
+        with pytest.raises(TypeError, match="closure is a str; .*not what it returns"):
+            mtl.backward(toy.closure(TASKS), parameters)
+        with pytest.raises(TypeError, match="parameters is a list; expected TaskParameters"):
+            mtl.backward(toy.closure, list(toy.parameters()))
+
+    def test_no_closures_and_inference_mode(self):
+        toy = Toy()
+        parameters = toy.split()
+        with pytest.raises(ValueError, match="list of closures is empty"):
+            FlatMTL(Mean()).backward([], parameters)
+        with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
+            FlatMTL(Mean()).backward(toy.closure, parameters)
+
+
+def test_split_parameters_is_all_that_a_user_needs():
+    toy = Toy()
+    parameters = split_parameters(toy, toy.closure, TASKS)
+    optimizer = torch.optim.SGD(toy.parameters(), lr=0.05)
+    mtl = FlatMTL(CAGrad(), SAM(0.05))
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        losses.append(mtl.backward(toy.closure, parameters).losses.sum())
+        optimizer.step()
+    assert losses[-1] < losses[0]
