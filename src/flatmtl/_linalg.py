@@ -96,7 +96,7 @@ def _scaled_norm(x: Tensor) -> Tensor:
         return x.new_zeros(())
     largest = x.detach().abs().amax()
     unit = torch.where(largest > 0.0, largest, torch.ones_like(largest))
-    return torch.linalg.vector_norm(x.detach() / unit) * unit
+    return cast("Tensor", torch.linalg.vector_norm(x.detach() / unit)) * unit
 
 
 def _wide_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -15,7 +15,7 @@ The method is that of Wolfe (1976), *Finding the nearest point in a polytope*, M
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -123,9 +123,9 @@ def _conflict_averse(program: "_Program", radius: float) -> Tensor:
         if math.sqrt(face.squared_length(v)) <= radius:
             return x
         low = 1.0 / float(x.sum())
-        v = v * low
+        face, v = program.minimise(low, face.support, floats(v * low))
     high = 2.0 / (float(a.min()) * radius)  # no convex combination is longer than the longest row
-    t = low
+    t = min(max(low, face.root(radius)), high)  # low if there is no root
     for _ in range(200):
         face, v = program.minimise(t, face.support, floats(v))
         length = math.sqrt(max(face.squared_length(v), NOISE * float(v.sum()) ** 2))
@@ -144,6 +144,7 @@ class _Face:
     support: list[int]
     index: Tensor
     rows: Tensor
+    A: Tensor
     base: Tensor
     slope: Tensor
 
@@ -153,7 +154,7 @@ class _Face:
 
     def squared_length(self, v: Tensor) -> float:
         """Return the squared length of the combination ``v`` of the support."""
-        return max(float(torch.dot(torch.mv(self.rows.index_select(1, self.index), v), v)), 0.0)
+        return max(float(torch.dot(torch.mv(self.A, v), v)), 0.0)
 
     def root(self, radius: float) -> float:
         """Return the ``t`` whose minimiser has length ``radius * t``, NaN if there is none."""
@@ -172,6 +173,7 @@ class _Program:
     U: Tensor
     b: Tensor
     a: Tensor | None
+    _faces: dict[tuple[int, ...], "_Face | None"] = field(default_factory=dict)
 
     def minimise(
         self, t: float, support: list[int] | None = None, values: list[float] | None = None
@@ -208,32 +210,30 @@ class _Program:
 
     def _face(self, support: list[int]) -> _Face | None:
         """Return the face of ``support``, None if its rows depend on each other to working precision."""
-        index, rows, M, a = self._restricted_to(support)
-        L, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(M))
+        key = tuple(support)
+        if key not in self._faces:
+            self._faces[key] = self._solve(support)
+        return self._faces[key]
+
+    def _solve(self, support: list[int]) -> _Face | None:
+        """Find the face of ``support``."""
+        index, rows, A, a = self._restricted_to(support)
+        L, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(_definite(A, a)))
         if int(failed) or min(floats(L.diagonal()), default=1.0) ** 2 <= EPS:
             return None
         b = self.b.index_select(0, index)
         if a is None:
             slope = -torch.cholesky_solve(b[:, None], L).squeeze(1)
-            return _Face(support, index, rows, torch.zeros_like(slope), slope)
+            return _Face(support, index, rows, A, torch.zeros_like(slope), slope)
         y, z = torch.cholesky_solve(torch.stack([a, b], dim=1), L).unbind(1)
         ay = torch.dot(a, y)
-        return _Face(support, index, rows, y / ay, y * (torch.dot(a, z) / ay) - z)
+        return _Face(support, index, rows, A, y / ay, y * (torch.dot(a, z) / ay) - z)
 
     def _restricted_to(self, support: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return indices and rows of the support, the matrix of its minimum, and its part of ``a``.
-
-        On the hull, to add a multiple of ``a a^T`` changes the multiplier only. It makes the matrix definite
-        unless the rows depend on each other affinely.
-        """
+        """Return indices, rows, Gramian and part of ``a`` of the support."""
         index = torch.tensor(support, dtype=torch.int64)
         rows = self.U.index_select(0, index)
-        A = rows.index_select(1, index)
-        if self.a is None:
-            return index, rows, A, None
-        a = self.a.index_select(0, index)
-        c = a / a.max()
-        return index, rows, torch.addr(A, c, c), a
+        return index, rows, rows.index_select(1, index), None if self.a is None else self.a.index_select(0, index)
 
     def _descend(self, t: float, support: list[int], values: list[float]) -> _Face:
         """Go to the minimiser over the hull of the support, leaving behind each row whose weight reaches zero."""
@@ -253,8 +253,8 @@ class _Program:
 
     def _flat_direction(self, t: float, support: list[int], values: list[float]) -> list[float]:
         """Return a direction, with a negative entry, along which rows that depend on each other hardly move."""
-        index, rows, M, a = self._restricted_to(support)
-        _, Q = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(M))
+        index, rows, A, a = self._restricted_to(support)
+        _, Q = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(_definite(A, a)))
         z = Q[:, 0]
         if a is not None:  # stay on the hull
             z = z - a * (torch.dot(a, z) / torch.dot(a, a))
@@ -266,14 +266,24 @@ class _Program:
     def _most_violated(self, face: _Face, v: Tensor, t: float, refused: set[int]) -> int | None:
         """Return the row along which the objective falls most, None if it falls nowhere by more than rounding."""
         slope = torch.mv(face.rows.T, v).add_(self.b, alpha=t)
-        noise = self.b.abs().mul_(t).add_(v.abs().sum())
+        noise = self.b.abs().mul_(t).add_(v.sum())
         if self.a is not None:
             slope = slope - self.a * torch.dot(slope.index_select(0, face.index), v)  # optimality condition
             noise = noise + self.a * torch.dot(noise.index_select(0, face.index), v)
         excess = slope.add_(noise, alpha=NOISE)
-        excess[[*face.support, *refused]] = 0.0
+        excess.index_fill_(0, face.index, 0.0)
+        if refused:
+            excess[list(refused)] = 0.0
         row = int(excess.argmin())
         return row if float(excess[row]) < 0.0 else None
+
+
+def _definite(A: Tensor, a: Tensor | None) -> Tensor:
+    r"""Return a matrix with the same minimisers where :math:`a^\top v = 1`, definite unless rows depend affinely."""
+    if a is None:
+        return A
+    c = a / a.max()
+    return torch.addr(A, c, c)
 
 
 def _unsolved(m: int) -> str:

@@ -14,7 +14,7 @@ from tests.reference import algorithm1
 from torch import Tensor, nn
 
 from flatmtl import ASAM, SAM, FlatMTL, TaskParameters, split_parameters
-from flatmtl.aggregators import IMTLG, MGDA, CAGrad, Mean, PCGrad, Sum
+from flatmtl.aggregators import IMTLG, MGDA, CAGrad, GramianAggregator, Mean, PCGrad, Sum
 
 AGGREGATORS = [Mean(), Sum(), MGDA(), PCGrad(), CAGrad(), IMTLG()]
 COMBINE = ["individual", "direct", "second", "each"]
@@ -107,6 +107,20 @@ class TestPlain:
         _, expected = step(toy, FlatMTL(Sum(), SAM(0.1)))
         _, d = step(toy, FlatMTL(lambda J: J.sum(dim=0), SAM(0.1)))
         torch.testing.assert_close(d, expected)
+
+    def test_a_gramian_aggregator_of_a_user_needs_weights_alone(self):
+        class Strongest(GramianAggregator):
+            """The longest task gradient."""
+
+            def weights(self, gramian):
+                return (gramian.diagonal() == gramian.diagonal().max()).to(gramian)
+
+        toy = Toy()
+        rows: list[Tensor] = []
+        step(toy, FlatMTL(lambda J: rows.append(J.clone()) or J[0]))
+        _, d = step(toy, FlatMTL(Strongest()))
+        assert_same(d, rows[0][rows[0].norm(dim=1).argmax()])
+        assert_same(Strongest()(rows[0]), d)
 
     def test_a_function_may_return_one_of_the_rows_itself(self):
         toy = Toy()

@@ -69,8 +69,8 @@ class Aggregator(ABC):
             )
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in signature(type(self)).parameters)
-        return f"{type(self).__name__}({options})"
+        names = [name for name in signature(type(self)).parameters if hasattr(self, name)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 class GramianAggregator(Aggregator):
@@ -89,7 +89,8 @@ class GramianAggregator(Aggregator):
         check_jacobian(jacobian)
         jacobian = jacobian.detach()
         G, scale = gramian(jacobian)
-        return weighted_sum(jacobian, self.weights(G, context) * scale ** (self.degree - 1.0))
+        w = self.weights(G, context) if self.uses_context else self.weights(G)
+        return weighted_sum(jacobian, w * scale ** (self.degree - 1.0))
 
 
 AnyAggregator = Aggregator | Callable[[Tensor], Tensor]

@@ -60,7 +60,9 @@ class CAGrad(GramianAggregator):
     """
 
     def __init__(self, c: float = 0.4, rescale: Rescale | None = None) -> None:
-        if not (c >= 0.0 and math.isfinite(c)):
+        if not math.isfinite(c):
+            raise ValueError(f"c must be finite, got {c}. For the direction of a ball without end use MGDA.")
+        if c < 0.0:
             raise ValueError(f"c must not be negative, got {c}. c=0 is the mean of the task gradients.")
         check_choice("rescale", rescale, (None, *get_args(Rescale)))
         self.c = c

@@ -1,0 +1,183 @@
+"""Gramians, weighted sums and norms at any scale, in any dtype, across blocks."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from flatmtl import _linalg
+from flatmtl._linalg import floats, gramian, inner, norm, weighted_sum
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def rows(m: int, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(m + n)).to(dtype)
+
+
+def exact_gramian(J: Tensor) -> Tensor:
+    """The inner products of the entries as given, in rational arithmetic, rounded once."""
+    fractions = [[Fraction(x) for x in row] for row in J.double().tolist()]
+    products = [[float(sum(x * y for x, y in zip(a, b, strict=True))) for b in fractions] for a in fractions]
+    return torch.tensor(products, dtype=torch.float64)
+
+
+def assert_equal_to_rounding(actual: Tensor, expected: Tensor) -> None:
+    size = expected.abs().max()
+    torch.testing.assert_close(actual / size, expected / size, atol=1e-15, rtol=1e-14)
+
+
+class TestGramian:
+    @every_dtype
+    @pytest.mark.parametrize("shape", [(1, 1), (2, 50), (5, 3), (3, 200)], ids=str)
+    def test_equals_rational_arithmetic(self, shape, dtype):
+        J = rows(*shape, dtype)
+        G, scale = gramian(J)
+        assert G.dtype == torch.float64
+        assert G.device.type == "cpu"
+        assert_equal_to_rounding(G * scale**2, exact_gramian(J))
+
+    @pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 9, 100])
+    @every_dtype
+    def test_blocks_do_not_show(self, monkeypatch, n, dtype):
+        J = rows(3, n, dtype)
+        G, scale = gramian(J)
+        monkeypatch.setattr(_linalg, "BLOCK_IN_CACHE", 12)  # four columns
+        in_blocks, same_scale = gramian(J)
+        assert same_scale == scale
+        assert_equal_to_rounding(in_blocks, G)
+
+    def test_more_rows_than_fit_into_a_block(self, monkeypatch):
+        monkeypatch.setattr(_linalg, "BLOCK_IN_CACHE", 2)
+        J = rows(5, 4)
+        G, scale = gramian(J)
+        assert_equal_to_rounding(G * scale**2, exact_gramian(J))
+
+    @pytest.mark.parametrize(
+        ("dtype", "exponent"),
+        [(torch.float32, -83), (torch.float32, 100), (torch.float64, -565), (torch.float64, 1000)],
+    )
+    def test_squares_neither_underflow_nor_overflow(self, dtype, exponent):
+        """2^-83 is 1e-25, 2^-565 is 1e-170."""
+        J = rows(3, 20, torch.bfloat16).to(dtype)
+        G, scale = gramian(torch.ldexp(J, torch.tensor(exponent)))
+        reference, unit = gramian(J)
+        assert bool((G.diagonal() > 0.0).all())
+        ratio = math.ldexp(scale / unit, -exponent)
+        torch.testing.assert_close(G * ratio**2, reference)
+
+    @pytest.mark.parametrize("largest", [5e-324, 1e-310, 1.0, 1.7e308])
+    def test_scale_is_a_power_of_two_near_the_largest_entry(self, largest):
+        _, scale = gramian(torch.tensor([[largest, 0.0], [-largest, largest / 3]], dtype=torch.float64))
+        assert math.frexp(scale)[0] == 0.5
+        assert scale <= largest < 2.0 * scale
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_a_row_that_is_not_finite_spoils_its_own_products_only(self, dtype, bad):
+        J = rows(4, 6, dtype)
+        expected = exact_gramian(J)
+        J[2, 3] = bad
+        G, scale = gramian(J)
+        finite = torch.ones(4, 4, dtype=torch.bool)
+        finite[2], finite[:, 2] = False, False
+        assert torch.equal(torch.isfinite(G), finite)
+        torch.testing.assert_close(G[finite] * scale**2, expected[finite])
+
+    def test_of_views(self):
+        wide = rows(6, 16)
+        for J in (wide.T[::3, 1:5], wide[::2, 1::3], rows(1, 5).expand(4, 5)):
+            G, scale = gramian(J)
+            assert_equal_to_rounding(G * scale**2, exact_gramian(J))
+
+    @every_dtype
+    def test_of_no_columns_is_zero(self, dtype):
+        G, scale = gramian(torch.zeros(3, 0, dtype=dtype))
+        assert torch.equal(G, torch.zeros(3, 3, dtype=torch.float64))
+        assert scale == 1.0
+
+    def test_input_is_left_alone(self):
+        J = 1e-170 * rows(3, 5)
+        before = J.clone()
+        gramian(J)
+        assert torch.equal(J, before)
+
+
+class TestWeightedSum:
+    @every_dtype
+    def test_is_rounded_once(self, dtype):
+        """Nearly opposite rows: their sum would be lost if products were rounded to the dtype."""
+        J = rows(2, 40, torch.bfloat16).to(dtype)
+        J[1] = -J[0] * 1.0078125
+        w = torch.tensor([1.0, 0.9921875], dtype=torch.float64)  # all products are exact in float64
+        expected = (J.double() * w[:, None]).sum(dim=0).to(dtype)
+        assert torch.equal(weighted_sum(J, w), expected)
+
+    @pytest.mark.parametrize("n", [1, 3, 4, 5, 100])
+    def test_blocks_do_not_show(self, monkeypatch, n):
+        J, w = rows(3, n), torch.tensor([1.0, -2.0, 0.5])
+        expected = weighted_sum(J, w)
+        monkeypatch.setattr(_linalg, "BLOCK_IN_CACHE", 12)
+        torch.testing.assert_close(weighted_sum(J, w), expected)
+
+    def test_of_views(self):
+        wide = rows(6, 16)
+        J, w = wide.T[::3, 1:5], torch.arange(6, dtype=torch.float64)
+        torch.testing.assert_close(weighted_sum(J, w), J.T @ w)
+
+    def test_of_no_columns_is_empty(self):
+        assert weighted_sum(torch.zeros(2, 0), torch.ones(2)).shape == (0,)
+
+
+class TestNorm:
+    @every_dtype
+    def test_is_over_all_entries_of_all_tensors(self, dtype):
+        tensors = [rows(3, 4, dtype), rows(1, 5, dtype)[0], torch.zeros((), dtype=dtype), torch.zeros(0, dtype=dtype)]
+        found = norm(tensors)
+        assert found.dtype == torch.float64
+        assert float(found) == pytest.approx(math.hypot(*(x for t in tensors for x in t.double().flatten().tolist())))
+
+    @pytest.mark.parametrize(
+        ("dtype", "size"),
+        [(torch.float32, 1e-25), (torch.float32, 1e30), (torch.float64, 1e-170), (torch.float64, 1e170)],
+    )
+    def test_at_any_scale(self, dtype, size):
+        tensors = [torch.full((2, 2), size, dtype=dtype), torch.full((5,), size, dtype=dtype)]
+        assert float(norm(tensors)) == pytest.approx(3.0 * float(tensors[0][0, 0]), rel=1e-14)
+
+    def test_blocks_do_not_show(self, monkeypatch):
+        t = rows(3, 33).float()
+        expected = norm([t])
+        monkeypatch.setattr(_linalg, "BLOCK_IN_CACHE", 8)
+        torch.testing.assert_close(norm([t]), expected)
+
+    def test_of_nothing_is_zero(self):
+        assert float(norm([])) == 0.0
+        assert float(norm([torch.zeros(0)])) == 0.0
+        assert float(norm([torch.zeros(0, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)])) == 0.0
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+    def test_is_not_finite_if_an_entry_is_not(self, dtype):
+        for bad in (math.nan, math.inf):
+            assert not math.isfinite(norm([torch.ones(3, dtype=dtype), torch.tensor([1.0, bad], dtype=dtype)]))
+
+    def test_has_no_graph(self):
+        assert not norm([torch.ones(2, requires_grad=True)]).requires_grad
+
+
+@every_dtype
+def test_inner_product_across_blocks(monkeypatch, dtype):
+    a, b = rows(3, 7, dtype), rows(3, 7, dtype).flip(0)
+    expected = float((a.double() * b.double()).sum())
+    monkeypatch.setattr(_linalg, "BLOCK_IN_CACHE", 5)
+    found = inner(a, b)
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(expected, rel=1e-14)
+    assert float(inner(a[:0], b[:0])) == 0.0
+
+
+def test_floats_are_python_numbers():
+    assert floats(torch.tensor([1.5, -2.0])) == [1.5, -2.0]
