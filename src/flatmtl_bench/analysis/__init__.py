@@ -1,0 +1,1 @@
+"""Analyses of a trained model: they change neither it nor the random streams."""

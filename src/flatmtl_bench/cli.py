@@ -1,0 +1,96 @@
+"""The command `flatmtl`: finds the subcommand, and says in one message what the user can put right.
+
+Exit codes: 0 done; 1 the run failed; 2 a mistake in what was typed or is expected to be there; 130 interrupted.
+Standard output is for results, standard error for messages and progress.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from flatmtl_bench.choices import did_you_mean
+
+COMMANDS = {
+    "demo": "Train CAGrad and its flat form on real digits, and compare them (4 minutes on 2 cores).",
+    "list": "List the recipes.",
+    "run": "Train a recipe and keep the run in a folder.",
+    "data show": "Write a sheet of pictures of a data set.",
+}
+BENCH = {
+    "jinja2",
+    "lightning",
+    "matplotlib",
+    "mlxtend",
+    "numpy",
+    "plotly",
+    "rich",
+    "torchmetrics",
+    "torchvision",
+    "tyro",
+}
+
+
+def answer(text: object) -> None:
+    """Write a result to standard output."""
+    sys.stdout.write(f"{text}\n")
+
+
+def say(text: object) -> None:
+    """Write a message to standard error."""
+    sys.stderr.write(f"{text}\n")
+
+
+class Stop(Exception):
+    """Ends the command with a message for the user and no traceback."""
+
+    def __init__(self, message: object, code: int = 2) -> None:
+        super().__init__(str(message))
+        self.code = code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(words)
+    except Stop as stop:
+        say(f"flatmtl: {stop}")
+        return stop.code
+    except KeyboardInterrupt:
+        say("flatmtl: interrupted")
+        return 130
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in BENCH:
+            raise
+        say(f'flatmtl: {error.name} is not installed. The command needs: pip install "flatmtl[bench]"')
+        return 2
+
+
+def _dispatch(words: list[str]) -> int:
+    if words and words[0] in ("-h", "--help"):
+        answer(_usage())
+        return 0
+    if words and words[0] == "--version":
+        answer(version("flatmtl"))
+        return 0
+    for length in (1, 2):
+        if (name := " ".join(words[:length])) in COMMANDS:
+            from flatmtl_bench import commands  # noqa: PLC0415  (it needs the extra `bench`)
+
+            return commands.COMMANDS[name](words[length:])
+    if not words:
+        say(_usage())
+        return 2
+    raise Stop(_unknown(words))
+
+
+def _unknown(words: list[str]) -> str:
+    given = " ".join(words[:2]) if words[0] == "data" else words[0]
+    return f"unknown command {given!r}.{did_you_mean(given, COMMANDS)} Known: {', '.join(COMMANDS)}."
+
+
+def _usage() -> str:
+    lines = [f"  flatmtl {name:<10} {text}" for name, text in COMMANDS.items()]
+    head = "Flat-minima multi-task learning: recipes, training and comparison."
+    tail = "`flatmtl COMMAND --help` explains every option; `flatmtl --version` prints the version."
+    return "\n".join([head, "", *lines, "", tail])

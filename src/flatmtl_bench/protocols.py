@@ -1,0 +1,64 @@
+"""Which of a run's test results counts: three protocols, always named beside the number."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def honest(rows: Sequence[Row], score: str) -> list[Row]:
+    """The epoch with the best validation score, the first of equals."""
+    return [_best(rows, f"validation/{score}")]
+
+
+def paper(rows: Sequence[Row], score: str) -> list[Row]:
+    """The last ten epochs, of which the mean counts."""
+    return list(rows[-10:])
+
+
+def official(rows: Sequence[Row], score: str) -> list[Row]:
+    """The epoch with the best *test* score, as the authors' Multi-MNIST script has it."""
+    return [_best(rows, f"test/{score}")]
+
+
+PROTOCOLS: dict[str, Callable[[Sequence[Row], str], list[Row]]] = {
+    "honest": honest,
+    "paper": paper,
+    "official": official,
+}
+
+
+def outcome(rows: Sequence[Row], protocol: str, score: str = "accuracy") -> dict[str, Any]:
+    """Return which epochs count under a protocol, and the mean of their test metrics.
+
+    Args:
+        rows: the metrics of each epoch, as in ``metrics.jsonl``.
+        protocol: a key of ``PROTOCOLS``.
+        score: the metric that epochs are chosen by; higher is better.
+
+    Example:
+        >>> rows = [{"epoch": e, "validation/accuracy": v, "test/accuracy": t}
+        ...         for e, v, t in [(1, 0.5, 0.75), (2, 0.75, 0.5), (3, 0.25, 0.25)]]
+        >>> outcome(rows, "honest")
+        {'protocol': 'honest', 'epochs': [2], 'test': {'accuracy': 0.5}}
+        >>> outcome(rows, "paper")
+        {'protocol': 'paper', 'epochs': [1, 2, 3], 'test': {'accuracy': 0.5}}
+    """
+    chosen = PROTOCOLS[protocol](rows, score)
+    names = [name for name in chosen[0] if name.startswith("test/")]
+    return {
+        "protocol": protocol,
+        "epochs": [row["epoch"] for row in chosen],
+        "test": {name.removeprefix("test/"): _mean([row[name] for row in chosen]) for name in names},
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean, None if a value was not finite and so is not in the file."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None
+
+
+def _best(rows: Sequence[Row], name: str) -> Row:
+    return max(rows, key=lambda row: row[name])

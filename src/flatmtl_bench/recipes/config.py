@@ -1,0 +1,179 @@
+"""What a run is made of: one frozen dataclass whose fields are the flags of `flatmtl run`."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_type_hints
+
+from tyro.conf import Positional
+
+Option = float | int | str | bool | None
+LABELS = {
+    "mean": "Mean",
+    "sum": "Sum",
+    "mgda": "MGDA",
+    "pcgrad": "PCGrad",
+    "cagrad": "CAGrad",
+    "imtl_g": "IMTL-G",
+}
+Split = Literal["train", "validation", "test"]
+Source = Literal["auto", "mnist5k", "npz", "full"]
+Placement = Literal["corner", "jitter"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which pictures, and how they are put together."""
+
+    name: str = "multimnist"
+    """Data set: multimnist, multifashion or multifashionmnist."""
+    placement: Placement = "corner"
+    """Where the two pictures lie: in the corners, or moved by up to 4 pixels in each direction."""
+    same_label: bool = True
+    """May both pictures carry one label?"""
+    train_pairs: int | None = None
+    """Pairs to train on; None: two for each picture of the full data, else 8,000."""
+    validation_pairs: int | None = None
+    """Pairs to validate on; None: two for each picture of the full data, else 1,000."""
+    test_pairs: int | None = None
+    """Pairs to test on; None: two for each picture of the full data, else 5,000."""
+    validation_share: float = 0.1
+    """Share of the source pictures held out for validation; 0: no validation part."""
+    download: bool = False
+    """Fetch what is not there, for --source full."""
+
+    def options(self, split: Split) -> dict[str, Option]:
+        """Return the options of :func:`flatmtl_bench.data.build` for one split."""
+        pairs = {"train": self.train_pairs, "validation": self.validation_pairs, "test": self.test_pairs}
+        return {
+            "placement": self.placement,
+            "same_label": self.same_label,
+            "pairs": pairs[split],
+            "validation_share": self.validation_share,
+            "download": self.download,
+        }
+
+
+@dataclass(frozen=True)
+class Method:
+    """The multi-task method: an aggregator, and a perturbation if it is a flat one."""
+
+    aggregator: str = "mean"
+    """Name of the aggregator: mean, sum, mgda, pcgrad, cagrad or imtl_g."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """Options of the aggregator as name and value, e.g. normalise l2."""
+    perturbation: Literal["none", "sam", "asam"] = "none"
+    """none: the plain method; sam, asam: its flat form, with the radius --rho."""
+    rho_heads: float | None = None
+    """Radius of the heads; None: the same as --rho."""
+    norm: Literal["separate", "joint"] = "separate"
+    """One norm each for trunk and head (the paper), or one for both (the authors' Multi-MNIST code)."""
+    combine: Literal["individual", "direct", "second", "each"] = "individual"
+    """How loss and flat gradients become one direction; individual: the paper."""
+    flat_scale: Literal["linear", "raw"] = "linear"
+    """Scale of the flat part for aggregators that are not of degree 1; raw: as printed in the paper."""
+
+    @property
+    def label(self) -> str:
+        """The name in tables, with ``F-`` for a flat method."""
+        return "F-" * (self.perturbation != "none") + LABELS.get(self.aggregator, self.aggregator)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What turns the direction into a step."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    """Optimizer of torch.optim."""
+    lr: float = 1e-3
+    """Learning rate."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    momentum: float = 0.0
+    """Momentum; sgd only."""
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """How the sharpness of the final model is measured, for plain and flat methods alike."""
+
+    rho: float = 0.05
+    """Radius of the worst-case step (SAM), for trunk and head each."""
+    samples: int = 1024
+    """Size of the fixed sample of the training data; 0: do not measure."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides the numbers of a run, and where it runs."""
+
+    recipe: Positional[str] = "multimnist_mean"
+    """Recipe that the other values come from; `flatmtl list` shows all."""
+    seed: int = 0
+    """Seed of everything random: weights, train pairs, their order, the aggregator."""
+    epochs: int = 200
+    """Passes over the training data."""
+    batch_size: int = 256
+    """Samples in a step."""
+    model: str = "resnet18"
+    """Model: lenet, resnet18 (the paper's text) or resnet18_official (the authors' code)."""
+    source: Source = "auto"
+    """Where the pictures come from; auto: the full data if present, else mnist5k, 5,000 embedded digits."""
+    root: str | None = None
+    """Folder of the data; None: data."""
+    rho: float = 0.0
+    """Radius of the perturbation; see --method.perturbation."""
+    protocol: Literal["honest", "paper", "official"] = "honest"
+    """Which test result counts: of the best validation epoch, the last ten's mean, of the best test epoch."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device; auto: an accelerator if there is one."""
+    precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """Precision of the forward and backward passes, as in Lightning Fabric."""
+    data: Data = field(default_factory=Data)
+    method: Method = field(default_factory=Method)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    sharpness: Sharpness = field(default_factory=Sharpness)
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("seed", self.seed, 0),
+            ("number of epochs", self.epochs, 1),
+            ("batch size", self.batch_size, 1),
+        ):
+            if value < least:
+                raise ValueError(f"the {name} must be at least {least}, got {value}.")
+        for name, radius in (("rho", self.rho), ("sharpness.rho", self.sharpness.rho)):
+            if radius < 0:
+                raise ValueError(f"{name} must not be negative, got {radius}. For a plain method choose its recipe.")
+        if self.rho > 0 and self.method.perturbation == "none":
+            raise ValueError(
+                f"rho is {self.rho}, but {self.recipe} is a plain method (--method.perturbation none). "
+                "Choose its flat form, or --method.perturbation asam."
+            )
+        if self.protocol == "honest" and not self.data.validation_share:
+            raise ValueError(
+                "the protocol honest chooses the epoch by validation accuracy, but --data.validation-share is 0. "
+                "Hold some pictures out, or use --protocol paper."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON can hold; :meth:`from_dict` is the inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Config":
+        """Return the config that :meth:`to_dict` was called on.
+
+        Raises:
+            ValueError: if a value is missing or not one of a config, e.g. of another version.
+        """
+        return _from_dict(cls, values)
+
+
+def _from_dict(cls: type, values: Mapping[str, Any]) -> Any:
+    types = get_type_hints(cls)
+    if set(values) != set(types):
+        unknown, missing = sorted(set(values) - set(types)), sorted(set(types) - set(values))
+        raise ValueError(f"not a {cls.__name__} of this version of flatmtl: unknown {unknown}, missing {missing}.")
+    nested = {name for name, kind in types.items() if dataclasses.is_dataclass(kind)}
+    return cls(**{n: _from_dict(types[n], v) if n in nested else v for n, v in values.items()})

@@ -1,0 +1,1 @@
+"""Reports: tables, findings and pages, made from run folders and nothing else."""

@@ -1,0 +1,89 @@
+"""Runs that take a second, and run folders that took none."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+from flatmtl_bench import recipes
+from flatmtl_bench.recipes.config import Data, Sharpness
+from flatmtl_bench.runs import RunFolder
+
+TIMES = ("seconds", "step_seconds")
+COMMAND = [sys.executable, "-W", "error", "-m", "flatmtl_bench"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+SMALL = Data(train_pairs=96, validation_pairs=64, test_pairs=64)
+FLAGS = [
+    *("--model", "lenet", "--source", "mnist5k", "--epochs", "2", "--batch-size", "32", "--sharpness.samples", "32"),
+    *("--data.train-pairs", "96", "--data.validation-pairs", "64", "--data.test-pairs", "64"),
+]
+
+
+def small_config(recipe="multimnist_f_cagrad", **changes):
+    """Return a recipe with three steps an epoch."""
+    small = {"model": "lenet", "source": "mnist5k", "epochs": 2, "batch_size": 32, "device": "cpu"}
+    config = replace(recipes.build(recipe), data=SMALL, sharpness=Sharpness(samples=32))
+    return replace(config, **{**small, **changes})
+
+
+def flatmtl(*words, cwd, **environment):
+    """Run the command as a user does, in a folder of its own."""
+    variables = {**ENVIRONMENT, **environment}
+    return subprocess.run([*COMMAND, *words], cwd=cwd, env=variables, capture_output=True, text=True, check=False)
+
+
+def stop_flatmtl(*words, cwd, at, by):
+    """Run the command, send it a signal once a line with ``at`` appears; return its exit code and what it said."""
+    streams = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen([*COMMAND, *words], cwd=cwd, env=ENVIRONMENT, **streams) as process:
+        for line in process.stderr:
+            if at in line:
+                process.send_signal(by)
+                break
+        said = process.stderr.read()  # ends when all processes have ended that it started
+    return process.returncode, said
+
+
+def without_times(rows):
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+def made_run(out, config, accuracies, *, conflict=0.5, sharpness=0.25, step_seconds=0.1):
+    """Write a finished run whose test accuracy is the validation accuracy minus 0.1, and return its folder."""
+    rows = [
+        {
+            "epoch": epoch,
+            "train/loss/left": 1.0 / epoch,
+            "train/loss/right": 2.0 / epoch,
+            "train/conflict": conflict,
+            "validation/accuracy": accuracy,
+            "test/accuracy": accuracy - 0.1,
+            "test/accuracy/left": accuracy,
+            "test/accuracy/right": accuracy - 0.2,
+            "seconds": 60.0,
+            "step_seconds": step_seconds,
+        }
+        for epoch, accuracy in enumerate(accuracies, start=1)
+    ]
+    best = max(rows, key=lambda row: row["validation/accuracy"])
+    with RunFolder(out, config) as folder:
+        folder.write_environment({"python": "3.11.0", "packages": {"torch": "2.14.1"}, "accelerator": None})
+        for row in rows:
+            folder.append(row)
+        folder.finish(
+            {
+                "protocol": "honest",
+                "epochs": [best["epoch"]],
+                "test": {name.removeprefix("test/"): v for name, v in best.items() if name.startswith("test/")},
+                "sharpness": {"left": sharpness, "right": sharpness},
+                "data": {"train": "digits <train>", "test": "digits <test>"},
+                "seconds": 60.0 * len(rows),
+                "step_seconds": step_seconds,
+            }
+        )
+    return folder.path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]

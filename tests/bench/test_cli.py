@@ -1,0 +1,181 @@
+"""The command as a user runs it: exit codes, what goes to which stream, and nothing lost."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.bench.small import FLAGS, flatmtl, lines, stop_flatmtl, without_times
+
+from flatmtl_bench import cli, commands
+from flatmtl_bench.recipes import RECIPES, Config
+
+NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+named = {"ids": lambda value: value if isinstance(value, str) else " ".join(value)}
+RUN = ("run", "multimnist_f_cagrad", *FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lis"], "unknown command 'lis'. Did you mean 'list'?"),
+        (["data", "shwo"], "unknown command 'data shwo'. Did you mean 'data show'?"),
+        (["run"], "name a recipe first"),
+        (["run", "multimnist_mgd"], "unknown recipe 'multimnist_mgd'. Did you mean 'multimnist_mgda'?"),
+        (["run", "multimnist_f_mgda", "--rho", "-0.5"], "rho must not be negative, got -0.5"),
+        (["run", "multimnist_mgda", "--rho", "0.5"], "multimnist_mgda is a plain method"),
+        (["run", "multimnist_mgda", "--rho", "much"], "Error parsing --rho: could not convert"),
+        (["run", "multimnist_mgda", "--protocol", "nice"], "invalid choice 'nice'"),
+        (["run", "multimnist_mgda", "--epoch", "3"], "--epochs"),
+        (["list", "nothing_like_it"], "no recipe contains 'nothing_like_it'"),
+        (["demo", "--seeds", "0"], "number of seeds must be at least 1, got 0"),
+        (["demo", "--rho", "-1"], "rho must not be negative"),
+    ],
+    **named,
+)
+def test_a_mistake_is_one_message_and_exit_code_2(tmp_path, words, message):
+    done = flatmtl(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_without_network_leaves_no_run(tmp_path):
+    done = flatmtl("run", "multimnist_mgda", "--source", "full", "--data.download", cwd=tmp_path, **NO_NETWORK)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "could not download MNIST" in done.stderr
+    assert "Offline?" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--source", "full", "--root", "nowhere"], "no complete MNIST in nowhere"),
+        (["--source", "npz", "--root", "."], "no mnist*.npz"),
+        (["--source", "mnist5k", "--model", "lenett"], "unknown model 'lenett'. Did you mean 'lenet'?"),
+        (["--source", "mnist5k", "--method.aggregator", "mgd"], "unknown aggregator 'mgd'. Did you mean 'mgda'?"),
+    ],
+    **named,
+)
+def test_what_cannot_be_built_leaves_no_run(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "multimnist_mgda", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_explains_every_field(tmp_path):
+    done = flatmtl("run", "--help", cwd=tmp_path, COLUMNS="80")
+    text = " ".join(done.stdout.replace("│", " ").replace("no-same-label", "same-label").split())
+    entries = {}
+    for entry in re.split(r" --(?=[a-z])", text):
+        entries.setdefault(entry.split()[0].rstrip(","), entry)
+    for name in field_names(Config().to_dict()):
+        assert re.search(r"\w+ \w+ \w+", entries[name.replace("_", "-")]), f"--{name} is not explained"
+    assert done.returncode == 0
+
+
+def field_names(values, prefix=""):
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from field_names(value, f"{prefix}{name}.")
+        elif name != "recipe":
+            yield prefix + name
+
+
+def test_dry_run_prints_the_full_config_and_does_nothing(tmp_path):
+    done = flatmtl("run", "multimnist_f_mgda", "--rho", "0.25", "--seed", "3", "--dry-run", cwd=tmp_path)
+    config = Config.from_dict(json.loads(done.stdout))
+    assert (config.recipe, config.rho, config.seed, config.model) == ("multimnist_f_mgda", 0.25, 3, "resnet18")
+    assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (0, "", [])
+
+
+def test_list_shows_every_recipe_on_standard_output(tmp_path):
+    done = flatmtl("list", cwd=tmp_path)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(RECIPES)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("words", "code"), [([], 2), (["--help"], 0)])
+def test_usage_lists_the_commands(tmp_path, words, code):
+    done = flatmtl(*words, cwd=tmp_path)
+    assert done.returncode == code
+    assert all(f"flatmtl {name}" in done.stdout + done.stderr for name in cli.COMMANDS)
+
+
+def test_every_command_of_the_usage_exists():
+    assert list(cli.COMMANDS) == list(commands.COMMANDS)
+
+
+def test_version_is_that_of_the_package(tmp_path):
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", flatmtl("--version", cwd=tmp_path).stdout)
+
+
+@pytest.mark.parametrize(("missing", "command"), [("tyro", "list"), ("rich", "demo")])
+def test_without_the_extra_the_remedy_is_named(tmp_path, missing, command):
+    program = (
+        "import sys; sys.modules[sys.argv[1]] = None; from flatmtl_bench.cli import main; sys.exit(main([sys.argv[2]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, missing, command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert 'pip install "flatmtl[bench]"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
+    def broken(_words):
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(commands.COMMANDS, "list", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["list"])
+
+
+def test_a_run_is_refused_resumed_and_overwritten(tmp_path, monkeypatch, capsys):
+    first = flatmtl(*RUN, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    (path,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"multimnist_f_cagrad-[0-9a-f]{6}-s0", path.name)
+    assert json.loads(first.stdout) == json.loads((path / "summary.json").read_text())
+    assert "epoch   2" in first.stderr
+    rows = lines(path / "metrics.jsonl")
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.main(RUN) == 2
+    message = f"runs/{path.name} already holds 2 finished epochs. Use --resume to go on or --overwrite to start again."
+    assert message in capsys.readouterr().err
+    assert lines(path / "metrics.jsonl") == rows
+
+    assert cli.main([*RUN, "--resume"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, "is finished" in said.err) == (first.stdout, True)
+    assert lines(path / "metrics.jsonl") == rows
+
+    assert cli.main([*RUN, "--overwrite"]) == 0
+    assert without_times(lines(path / "metrics.jsonl")) == without_times(rows)
+    assert lines(path / "metrics.jsonl") != rows
+
+
+@pytest.mark.parametrize(
+    ("by", "code", "remedy"),
+    [(signal.SIGINT, 130, True), (signal.SIGKILL, -signal.SIGKILL, False)],
+    ids=["int", "kill"],
+)
+def test_an_interrupted_run_keeps_its_epochs(tmp_path, by, code, remedy):
+    words = [*RUN, "--epochs", "40", "--data.train-pairs", "512"]
+    ended, said = stop_flatmtl(*words, cwd=tmp_path, at="epoch   2", by=by)
+    assert ended == code
+    assert ("The same command with --resume goes on." in said) == remedy
+    assert "Traceback" not in said
+    (path,) = (tmp_path / "runs").iterdir()
+    assert 2 <= len(lines(path / "metrics.jsonl")) < 40
+    assert not (path / "summary.json").exists()

@@ -1,0 +1,159 @@
+import json
+import os
+import re
+from dataclasses import replace
+
+import pytest
+
+from flatmtl_bench import recipes
+from flatmtl_bench.recipes import Config
+from flatmtl_bench.recipes.config import Data, Method, Optimizer
+from flatmtl_bench.runs import FILES, RunFolder, digest, run_name, write_whole
+
+CONFIG = recipes.build("multimnist_f_cagrad")
+
+
+def files(path):
+    return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.name != ".lock"}
+
+
+def with_epochs(out, count, config=CONFIG):
+    with RunFolder(out, config) as folder:
+        for epoch in range(1, count + 1):
+            folder.append({"epoch": epoch})
+    return folder.path
+
+
+class TestName:
+    def test_it_has_recipe_hash_and_seed(self):
+        assert re.fullmatch(r"multimnist_f_cagrad-[0-9a-f]{6}-s3", run_name(replace(CONFIG, seed=3)))
+
+    def test_seed_and_place_do_not_change_the_hash(self):
+        moved = replace(CONFIG, seed=7, root="elsewhere", device="cpu", data=Data(download=True))
+        assert digest(moved) == digest(CONFIG)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"epochs": 3},
+            {"rho": 0.25},
+            {"source": "mnist5k"},
+            {"precision": "bf16-mixed"},
+            {"data": Data(same_label=False)},
+            {"method": Method("cagrad", {"c": 0.5}, "asam")},
+            {"optimizer": Optimizer(lr=0.1)},
+        ],
+        ids=lambda change: next(iter(change)),
+    )
+    def test_everything_else_does(self, change):
+        assert digest(replace(CONFIG, **change)) != digest(CONFIG)
+
+    def test_hash_is_of_the_values_not_of_their_order(self):
+        one, other = {"c": 0.4, "rescale": "1+c2"}, {"rescale": "1+c2", "c": 0.4}
+        assert digest(Config("a", method=Method("cagrad", one))) == digest(Config("a", method=Method("cagrad", other)))
+
+    def test_hash_survives_the_file(self):
+        assert digest(Config.from_dict(json.loads(json.dumps(CONFIG.to_dict())))) == digest(CONFIG)
+
+
+class TestExistingFolder:
+    def test_it_is_refused(self, tmp_path):
+        path = with_epochs(tmp_path, 1)
+        before = files(path)
+        message = rf"{re.escape(str(path))} already holds 1 finished epoch\. Use --resume to go on or --overwrite"
+        with pytest.raises(FileExistsError, match=message):
+            RunFolder(tmp_path, CONFIG)
+        assert files(path) == before
+
+    def test_resume_keeps_what_is_there(self, tmp_path):
+        with_epochs(tmp_path, 2)
+        with RunFolder(tmp_path, CONFIG, resume=True) as folder:
+            assert folder.rows() == [{"epoch": 1}, {"epoch": 2}]
+
+    def test_resume_starts_a_run_that_is_not_there(self, tmp_path):
+        with RunFolder(tmp_path, CONFIG, resume=True) as folder:
+            assert Config.from_dict(json.loads((folder.path / "config.json").read_text())) == CONFIG
+
+    def test_overwrite_removes_the_files_of_the_run_and_no_others(self, tmp_path):
+        path = with_epochs(tmp_path, 2)
+        (path / "notes.txt").write_text("mine")
+        with RunFolder(tmp_path, CONFIG, overwrite=True) as folder:
+            assert set(files(folder.path)) == {"config.json", "notes.txt"}
+
+    def test_resume_and_overwrite_exclude_each_other(self, tmp_path):
+        with pytest.raises(ValueError, match="use one of them"):
+            RunFolder(tmp_path, CONFIG, resume=True, overwrite=True)
+
+    @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}], ids=str)
+    @pytest.mark.parametrize("content", ["not json", "[]", '{"recipe": "cake"}'])
+    def test_a_folder_that_is_no_run_is_left_alone(self, tmp_path, options, content):
+        path = tmp_path / run_name(CONFIG)
+        path.mkdir()
+        (path / "config.json").write_text(content)
+        with pytest.raises(FileExistsError, match=r"no config\.json of a run, so it is left alone"):
+            RunFolder(tmp_path, CONFIG, **options)
+        assert os.listdir(path) == ["config.json"]
+
+    def test_a_file_in_its_place_is_named(self, tmp_path):
+        (tmp_path / run_name(CONFIG)).write_text("")
+        with pytest.raises(FileExistsError, match="is a file; expected a folder"):
+            RunFolder(tmp_path, CONFIG)
+
+    def test_another_config_is_not_gone_on_with(self, tmp_path):
+        path = with_epochs(tmp_path, 1)
+        changed = {**CONFIG.to_dict(), "rho": 3.0, "epochs": 7}
+        (path / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match="another config: epochs, rho differ"):
+            RunFolder(tmp_path, CONFIG, resume=True)
+
+    def test_two_at_a_time_are_refused(self, tmp_path):
+        with RunFolder(tmp_path, CONFIG):
+            for options in ({}, {"resume": True}, {"overwrite": True}):
+                with pytest.raises(BlockingIOError, match="in use by another process"):
+                    RunFolder(tmp_path, CONFIG, **options)
+        RunFolder(tmp_path, CONFIG, resume=True).close()
+
+
+class TestContent:
+    def test_metrics_are_cut_back_to_the_checkpoint(self, tmp_path):
+        with_epochs(tmp_path, 3)
+        with RunFolder(tmp_path, CONFIG, resume=True) as folder:
+            folder.cut_back(2)
+            assert folder.rows() == [{"epoch": 1}, {"epoch": 2}]
+
+    def test_missing_metrics_are_an_error(self, tmp_path):
+        with_epochs(tmp_path, 1)
+        message = "checkpoint of epoch 2 but metrics of 1 finished epoch"
+        with RunFolder(tmp_path, CONFIG, resume=True) as folder, pytest.raises(ValueError, match=message):
+            folder.cut_back(2)
+
+    def test_numbers_that_are_not_finite_are_null(self, tmp_path):
+        with RunFolder(tmp_path, CONFIG) as folder:
+            folder.append({"epoch": 1, "loss": float("nan"), "parts": [float("inf"), 1.0]})
+            assert folder.rows() == [{"epoch": 1, "loss": None, "parts": [None, 1.0]}]
+
+    def test_numbers_are_exact(self, tmp_path):
+        with RunFolder(tmp_path, CONFIG) as folder:
+            folder.append({"epoch": 1, "loss": 0.1 + 0.2})
+            assert folder.rows()[0]["loss"] == 0.1 + 0.2
+
+    def test_a_write_that_fails_leaves_the_old_file(self, tmp_path, monkeypatch):
+        path = tmp_path / "summary.json"
+        write_whole(path, "old")
+
+        def full(_file):
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space left"):
+            write_whole(path, "new")
+        assert path.read_text() == "old"
+
+    def test_what_a_crash_left_does_not_disturb(self, tmp_path):
+        path = tmp_path / run_name(CONFIG)
+        path.mkdir()
+        for name in FILES:
+            (path / f".{name}.part").write_text("ha")
+        with RunFolder(tmp_path, CONFIG) as folder:
+            assert folder.rows() == []
+            assert not folder.finished

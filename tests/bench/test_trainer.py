@@ -1,0 +1,239 @@
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.bench.small import lines, small_config, without_times
+
+from flatmtl_bench.randomness import random_state, set_random_state
+from flatmtl_bench.recipes.config import Method, Optimizer, Sharpness
+from flatmtl_bench.runs import RunFolder
+from flatmtl_bench.trainer import Trainer
+
+RECIPES = ("multimnist_pcgrad", "multimnist_f_pcgrad", "multimnist_f_cagrad")
+
+
+def train(out, config, **options):
+    """Train as the command does and return the folder."""
+    trainer = Trainer(config)
+    with RunFolder(out, trainer.config, **options) as folder:
+        trainer.fit(folder)
+    return folder
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(epoch, step):
+    """Stop in the middle of an epoch of three steps."""
+
+    def watch(done, _total, row):
+        if row is None and done == 3 * (epoch - 1) + step:
+            raise Interrupted
+
+    return watch
+
+
+def checkpoint(folder):
+    return torch.load(folder.path / "checkpoint.pt", weights_only=True)
+
+
+def assert_same(one, other):
+    """Equal bit for bit, however nested."""
+    torch.testing.assert_close(one["model"], other["model"], rtol=0, atol=0)
+    torch.testing.assert_close(one["optimizer"]["state"], other["optimizer"]["state"], rtol=0, atol=0)
+    assert torch.equal(one["random"]["torch"], other["random"]["torch"])
+    assert (one["epoch"], one["random"]["python"], one["random"]["numpy"]) == (
+        *(other["epoch"], other["random"]["python"], other["random"]["numpy"]),
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_one_seed_gives_one_result(tmp_path, recipe):
+    one, other = (train(tmp_path / name, small_config(recipe, seed=3)) for name in "ab")
+    assert without_times(one.rows()) == without_times(other.rows())
+    assert_same(checkpoint(one), checkpoint(other))
+
+
+def test_another_seed_gives_another(tmp_path):
+    one, other = (train(tmp_path, small_config(seed=seed)) for seed in (0, 1))
+    assert one.rows()[0]["train/loss/left"] != other.rows()[0]["train/loss/left"]
+
+
+def test_what_ran_before_does_not_matter(tmp_path):
+    one = train(tmp_path / "a", small_config())
+    torch.rand(7), random.random(), np.random.rand(3)
+    assert without_times(train(tmp_path / "b", small_config()).rows()) == without_times(one.rows())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("step", [1, 3])
+def test_resume_equals_a_run_that_was_never_interrupted(tmp_path, recipe, step):
+    config = small_config(recipe, epochs=3)
+    whole = train(tmp_path / "whole", config)
+    trainer = Trainer(config)
+    with RunFolder(tmp_path / "torn", trainer.config) as folder, pytest.raises(Interrupted):
+        trainer.fit(folder, interrupt(epoch=2, step=step))
+    assert len(folder.rows()) == 1
+    torn = train(tmp_path / "torn", config, resume=True)
+    assert without_times(torn.rows()) == without_times(whole.rows())
+    assert_same(checkpoint(torn), checkpoint(whole))
+    ends = [{k: v for k, v in f.summary().items() if "seconds" not in k} for f in (torn, whole)]
+    assert ends[0] == ends[1]
+
+
+def test_resume_before_the_first_epoch_ended_starts_anew(tmp_path):
+    config = small_config()
+    trainer = Trainer(config)
+    with RunFolder(tmp_path, trainer.config) as folder, pytest.raises(Interrupted):
+        trainer.fit(folder, interrupt(epoch=1, step=2))
+    assert not folder.rows()
+    assert train(tmp_path, config, resume=True).finished
+
+
+def test_metrics_without_a_checkpoint_are_made_again(tmp_path):
+    """Killed between the two writes at the end of an epoch."""
+    folder = train(tmp_path, small_config())
+    rows = folder.rows()
+    (folder.path / "summary.json").unlink()
+    with RunFolder(tmp_path, small_config(), resume=True) as again:
+        again.append({**rows[1], "epoch": 3})
+    assert train(tmp_path, small_config(), resume=True).rows() == rows
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_path):
+    config = small_config()
+    trainer = Trainer(config)
+
+    def poison(done, _total, row):
+        if row is None and done == 4:
+            with torch.no_grad():
+                trainer.model.get_parameter("heads.right.bias").fill_(float("nan"))
+
+    with RunFolder(tmp_path, trainer.config) as folder:
+        with pytest.raises(FloatingPointError, match=r"epoch 2, step 2: .*'right'"):
+            trainer.fit(folder, poison)
+        assert (len(folder.rows()), checkpoint(folder)["epoch"], folder.finished) == (1, 1, False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("runs"), small_config(epochs=3))
+
+
+class TestMetrics:
+    def test_there_is_one_object_an_epoch(self, folder):
+        assert [row["epoch"] for row in lines(folder.path / "metrics.jsonl")] == [1, 2, 3]
+
+    def test_averages_are_of_the_tasks(self, folder):
+        for row in folder.rows():
+            for split in ("validation", "test"):
+                both = row[f"{split}/accuracy/left"] + row[f"{split}/accuracy/right"]
+                assert row[f"{split}/accuracy"] == pytest.approx(both / 2)
+
+    def test_training_statistics_are_of_the_steps(self, folder):
+        row = folder.rows()[0]
+        assert row["train/steps"] == 3
+        assert 0 <= row["train/conflict"] <= 1
+        assert row["train/sharpness/left"] == pytest.approx(row["train/perturbed_loss/left"] - row["train/loss/left"])
+
+    def test_times_are_apart(self, folder):
+        assert {name for name in folder.rows()[0] if "second" in name} == {"seconds", "step_seconds"}
+
+    def test_the_summary_names_protocol_and_epoch(self, folder):
+        summary, rows = folder.summary(), folder.rows()
+        best = max(rows, key=lambda row: row["validation/accuracy"])
+        assert (summary["protocol"], summary["epochs"]) == ("honest", [best["epoch"]])
+        assert summary["test"]["accuracy"] == best["test/accuracy"]
+        assert set(summary["sharpness"]) == {"left", "right"}
+        assert summary["parameters"] == 31_910
+
+    def test_the_environment_is_kept(self, folder):
+        env = (folder.path / "env.json").read_text()
+        assert torch.__version__.partition("+")[0] in env
+
+
+def test_evaluation_leaves_the_model_alone():
+    trainer = Trainer(small_config(model="resnet18"))
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    assert trainer.evaluate("test") == trainer.evaluate("test")
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_accuracy_is_the_share_of_right_answers():
+    trainer = Trainer(small_config())
+    items = [trainer.data["test"][i] for i in range(len(trainer.data["test"]))]
+    with torch.no_grad():
+        answers = trainer.model(torch.stack([picture for picture, _ in items]))
+    for task in trainer.tasks:
+        truth = torch.tensor([targets[task] for _, targets in items])
+        share = (answers[task].argmax(1) == truth).double().mean()
+        assert trainer.evaluate("test")[f"accuracy/{task}"] == pytest.approx(float(share))
+
+
+def test_without_a_validation_part_there_are_no_validation_metrics(tmp_path):
+    config = small_config("multimnist_f_cagrad_official")
+    config = replace(config, model="lenet", data=replace(config.data, validation_share=0.0), protocol="official")
+    row = train(tmp_path, config).rows()[0]
+    assert "test/accuracy" in row
+    assert not [name for name in row if name.startswith("validation")]
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_precision_is_that_of_the_model(tmp_path, precision):
+    trainer = Trainer(replace(small_config(), precision=precision))
+    kind = {"64-true": torch.float64, "bf16-mixed": torch.float32}[precision]
+    assert {p.dtype for p in trainer.model.parameters()} == {kind}
+    outputs = []
+    trainer.model.register_forward_hook(lambda _model, _inputs, out: outputs.extend(o.dtype for o in out.values()))
+    with RunFolder(tmp_path, trainer.config) as folder:
+        trainer.fit(folder)
+    assert set(outputs) == {{"64-true": torch.float64, "bf16-mixed": torch.bfloat16}[precision]}
+
+
+def test_the_source_is_named_by_what_auto_came_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Trainer(replace(small_config(), source="auto")).config.source == "mnist5k"
+
+
+def test_sharpness_can_be_left_out(tmp_path):
+    config = replace(small_config(), sharpness=Sharpness(samples=0))
+    assert train(tmp_path, config).summary()["sharpness"] is None
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_optimizers_are_made_from_the_config(name):
+    trainer = Trainer(replace(small_config(), optimizer=Optimizer(name, lr=0.25, weight_decay=0.125)))
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.25
+    assert trainer.optimizer.param_groups[0]["weight_decay"] == 0.125
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "lenett"}, "unknown model 'lenett'. Did you mean 'lenet'"),
+        ({"method": Method("mgd")}, "unknown aggregator 'mgd'. Did you mean 'mgda'"),
+        ({"method": Method("cagrad", {"cc": 1.0})}, "bad --method.options: cagrad: .* 'cc'. Did you mean 'c'"),
+        ({"device": "cuda"}, "no device 'cuda' on this machine"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_bad_value_is_named_before_anything_is_written(changes, message):
+    if changes.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    changes = {**changes, "rho": 0.0} if "method" in changes else changes
+    with pytest.raises(ValueError, match=message):
+        Trainer(replace(small_config(), **changes))
+
+
+def test_random_streams_go_on_where_they_stood():
+    def draw():
+        return torch.rand(2).tolist(), random.random(), np.random.rand(2).tolist(), np.random.standard_normal()
+
+    draw()  # an odd number of normals: NumPy keeps the second of a pair
+    state = random_state()
+    expected = draw()
+    set_random_state(state)
+    assert draw() == expected
