@@ -1,6 +1,7 @@
 """Task gradients: the rows of the Jacobian in one buffer, each head's gradient beside it, and ``.grad``."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -27,10 +28,8 @@ def gradient(loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool)
     return [None if g is None else g.detach() for g in found]
 
 
-def add(total: Gradient | None, more: Gradient) -> Gradient:
-    """Return the sum of two gradients; ``None`` stands for nothing yet."""
-    if total is None:
-        return more
+def add(total: Gradient, more: Gradient) -> Gradient:
+    """Return the sum of two gradients."""
     return [b if a is None else a if b is None else a + b for a, b in zip(total, more, strict=True)]
 
 
@@ -42,7 +41,6 @@ class Rows:
 
     Attributes:
         matrix: ``(m, n)`` in float32 or better; the first ``k`` rows are those of the ``k`` present tasks.
-        kept: places for a copy of the shared parameters while they are perturbed.
     """
 
     def __init__(self, parameters: TaskParameters) -> None:
@@ -52,14 +50,19 @@ class Rows:
             dtype = torch.promote_types(dtype, parameter.dtype)
         sizes = [p.numel() for p in shared]
         self.matrix = torch.empty(len(parameters.tasks), sum(sizes), dtype=dtype, device=shared[0].device)
-        self.kept = [torch.empty_like(p, requires_grad=False) for p in shared]
+        self._kinds = [(p.shape, p.dtype, p.device) for p in shared]
         self._shapes = [p.shape for p in shared]
         self._sizes = sizes
 
     def fits(self, parameters: TaskParameters) -> bool:
         """Return whether the buffer was made for parameters such as these."""
         now = [(p.shape, p.dtype, p.device) for p in parameters.shared]
-        return len(parameters.tasks) == len(self.matrix) and now == [(k.shape, k.dtype, k.device) for k in self.kept]
+        return len(parameters.tasks) == len(self.matrix) and now == self._kinds
+
+    @cached_property
+    def places(self) -> list[Tensor]:
+        """Places to keep the shared parameters while they are perturbed; made when they are first needed."""
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in self._kinds]
 
     def unflatten(self, vector: Tensor) -> list[Tensor]:
         """Return views of a vector of ``n`` entries in the shapes of the shared parameters."""

@@ -79,12 +79,7 @@ class Passes:
         """Fill the rows with the loss gradients of the tasks that are present."""
         tasks: dict[str, Task] = {}
         for number, closure in enumerate(self._closures):
-            self._starts.append(self._world())
-            losses = self._starts[-1].run(closure, self.parameters.tasks)
-            self._ends.append(self._world())
-            for i, (name, loss) in enumerate(losses.items()):
-                part, head = self._gradient(name, loss, last=i == len(losses) - 1)
-                self._take_clean(tasks, number, name, loss, part, head)
+            self._clean_pass(number, closure, tasks)
         self.tasks = sorted(tasks.values(), key=lambda task: task.position)
         self.rows.keep([task.position for task in self.tasks])
         for row, task in zip(self.rows.matrix, self.tasks, strict=False):
@@ -113,7 +108,7 @@ class Passes:
             along = row if mean is None else torch.lerp(mean, row, local)
             trunk = Part(self.parameters.shared, self.rows.unflatten(along), perturbation.rho)
             heads = [self._head(self.tasks[i], perturbation.rho_heads) for i in group]
-            places = [self.rows.kept, *([torch.empty_like(w) for w in head.weights] for head in heads)]
+            places = [self.rows.places, *([torch.empty_like(w) for w in head.weights] for head in heads)]
             with perturbed(perturbation, [trunk, *heads], places):
                 self._perturbed_pass(group, take)
 
@@ -130,6 +125,15 @@ class Passes:
 
     def _world(self) -> World:
         return self.parameters.world(module for start in self._starts for module in start.buffers.modules)
+
+    def _clean_pass(self, number: int, closure: Closure, tasks: dict[str, Task]) -> None:
+        """Add one closure's losses and gradients to the tasks' records and rows."""
+        self._starts.append(self._world())
+        losses = self._starts[-1].run(closure, self.parameters.tasks)
+        self._ends.append(self._world())
+        last = len(losses) - 1
+        for i, (name, loss) in enumerate(losses.items()):  # no name holds a gradient longer than it is needed
+            self._take_clean(tasks, number, name, loss, *self._gradient(name, loss, last=i == last))
 
     def _gradient(self, name: str, loss: Tensor, *, last: bool) -> tuple[Gradient, Gradient]:
         """Return the gradient of a loss on the shared parameters and on its head, scaled by the scaler."""
@@ -183,20 +187,17 @@ class Passes:
             losses = self._losses_again(number, [self.tasks[i].name for i in asked]) if asked else {}
             for i in asked:
                 task = self.tasks[i]
-                part, head = self._gradient(task.name, losses[task.name], last=i == asked[-1])
-                value = losses[task.name].detach().double().cpu()
-                if i in sums:
-                    value, part, head = sums[i][0] + value, add(sums[i][1], part), add(sums[i][2], head)
-                sums[i] = value, part, head
+                loss = losses[task.name]
+                both = self._gradient(task.name, loss, last=i == asked[-1])
+                sums[i] = _sum(sums.get(i), loss.detach().double().cpu(), *both)
+                del both
                 if number == task.closures[-1]:
-                    value, part, head = sums.pop(i)
-                    factor, dtype = self._factor(task), self.rows.matrix.dtype
-                    take(
-                        i,
-                        value / len(task.closures),
-                        scaled(part, factor, dtype),
-                        scaled(head, factor, dtype),
-                    )
+                    take(i, *self._mean(task, *sums.pop(i)))
+
+    def _mean(self, task: Task, loss: Tensor, part: Gradient, head: Gradient) -> tuple[Tensor, Gradient, Gradient]:
+        """Return means over closures of unscaled losses and gradients, from sums of scaled ones."""
+        factor, dtype = self._factor(task), self.rows.matrix.dtype
+        return loss / len(task.closures), scaled(part, factor, dtype), scaled(head, factor, dtype)
 
     def _losses_again(self, number: int, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the losses of the tasks named, in the world that the clean pass found.
@@ -213,6 +214,14 @@ class Passes:
             self.asks_all = True
         start.restore()
         return _complete(start.run(closure, self.parameters.tasks), names)
+
+
+def _sum(
+    total: tuple[Tensor, Gradient, Gradient] | None, loss: Tensor, part: Gradient, head: Gradient
+) -> tuple[Tensor, Gradient, Gradient]:
+    if total is None:
+        return loss, part, head
+    return total[0] + loss, add(total[1], part), add(total[2], head)
 
 
 def _complete(losses: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
