@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 the run failed; 2 a mistake in what was typed or is expect
 Standard output is for results, standard error for messages and progress.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -52,7 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read the output has read enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Stop as stop:
         say(f"flatmtl: {stop}")
         return stop.code

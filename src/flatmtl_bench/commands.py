@@ -24,6 +24,8 @@ def users_mistakes() -> Iterator[None]:
     """Within it a wrong value or a missing file is the user's mistake, so there is a message and no traceback."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         raise Stop(error) from error
 

@@ -179,3 +179,10 @@ def test_an_interrupted_run_keeps_its_epochs(tmp_path, by, code, remedy):
     (path,) = (tmp_path / "runs").iterdir()
     assert 2 <= len(lines(path / "metrics.jsonl")) < 40
     assert not (path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("words", ["list", "run --help"])
+def test_output_that_nobody_reads_to_the_end_is_no_error(words):
+    line = f"{sys.executable} -m flatmtl_bench {words} | head -n 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

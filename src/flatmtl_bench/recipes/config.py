@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 Option = float | int | str | bool | None
 LABELS = {
@@ -107,7 +107,7 @@ class Sharpness:
 class Config:
     """Everything that decides the numbers of a run, and where it runs."""
 
-    recipe: Positional[str] = "multimnist_mean"
+    recipe: Annotated[Positional[str], arg(metavar="RECIPE")] = "multimnist_mean"
     """Recipe that the other values come from; `flatmtl list` shows all."""
     seed: int = 0
     """Seed of everything random: weights, train pairs, their order, the aggregator."""
