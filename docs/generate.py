@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from flatmtl.aggregators import AGGREGATORS
@@ -32,13 +33,31 @@ def demo_block(result: dict[str, Any]) -> str:
     protocol = result["methods"][plain]["runs"][0]["protocol"]
     return "\n\n".join(
         [
-            f"Over {seeds} seeds (mean ± standard deviation over seeds; protocol `{protocol}`; made by "
-            "`python benchmarks/demo.py`):",
+            f"Over {seeds} seeds, at equal epochs (mean ± standard deviation over seeds; protocol `{protocol}`; made "
+            "by `python benchmarks/demo.py`):",
             table(result["table"]),
             f"![Test accuracy and share of steps in conflict over the epochs, {plain} against {flat}](docs/demo.svg)",
             result["finding"],
+            "What it owes to which part, and to time, with the same seeds:",
+            also_table(result),
         ]
     )
+
+
+def also_table(result: dict[str, Any]) -> str:
+    """Return the table of everything that was compared: accuracy, how far the flat form is ahead of it, and time."""
+    everything = {**result["methods"], **result["also"]}
+    accuracy = {label: [100 * run["test"]["accuracy"] for run in m["runs"]] for label, m in everything.items()}
+    seconds = {label: fmean(run["seconds"] for run in m["runs"]) for label, m in everything.items()}
+    plain, flat = result["methods"]
+    rows = [["method", "epochs", "average, %", f"{flat} is ahead by", f"time, {plain} = 1"]]
+    for label, method in everything.items():
+        ahead = [f - other for f, other in zip(accuracy[flat], accuracy[label], strict=True)]
+        gap = "" if label == flat else f"{fmean(ahead):+.2f} ± {stdev(ahead):.2f}"
+        epochs = str(method["config"]["epochs"])
+        mean = f"{fmean(accuracy[label]):.2f} ± {stdev(accuracy[label]):.2f}"
+        rows.append([label, epochs, mean, gap, f"{seconds[label] / seconds[plain]:.1f}"])
+    return table(rows)
 
 
 def methods_block() -> str:
