@@ -22,6 +22,7 @@ else ifeq ($(VERSION),old)
 	@echo "error: flatmtl needs Python 3.11 or newer, but '$(PYTHON)' is older. Name another: PYTHON=python3.12 make setup" >&2; exit 1
 else
 	@test -e $(STAMP) || $(PYTHON) -m venv --clear $(VENV)
+	@echo "installing into $(VENV): several GB with PyTorch, a few minutes, once"
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(STAMP)
 endif
@@ -49,6 +50,6 @@ docs: setup  ## build the documentation into site/
 bench: setup  ## run every benchmark, writing benchmarks/results/*.json
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
-clean:  ## remove what make made: the environment, caches, built pages (never runs)
+clean:  ## remove what make made: the environment, caches, built pages; runs stay
 	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

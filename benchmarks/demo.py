@@ -15,12 +15,11 @@ from typing import Any
 import tyro
 
 from flatmtl_bench.demo import Demo, compare, demo_config, open_runs, train_side_by_side
+from flatmtl_bench.recipes import Config
 from flatmtl_bench.reports.comparison import conflict, sharpness
 from flatmtl_bench.reports.page import CURVES, values
-from flatmtl_bench.recipes import Config
 from flatmtl_bench.reports.reading import Run, read
 from flatmtl_bench.runs import run_name, write_whole
-
 
 ALSO = {
     "Mean": ("multimnist_mean", 12),

@@ -25,7 +25,7 @@ def to_markdown(text: str) -> str:
         >>> to_markdown("for :math:`s > 0`, see :class:`~flatmtl.SAM`")
         'for \\(s > 0\\), see `SAM`'
     """
-    text = BLOCK.sub(_block, text)
+    text = BLOCK.sub(_block, text).replace("Example:\n", "Examples:\n")
     text = re.sub(r":math:`([^`]*)`", r"\\\\(\1\\\\)", text).replace(r"\\(", r"\(").replace(r"\\)", r"\)")
     text = re.sub(r":[a-z]+:`~(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
     return re.sub(r":[a-z]+:`([^`]*)`", r"`\1`", text).replace("``", "`")

@@ -1,51 +1,56 @@
-"""A plain training loop: two tasks on one trunk, plain MGDA against its flat form.
+"""A plain training loop: two tasks on one trunk, F-MGDA, with clipping and a schedule.
 
 Run it with ``python examples/plain_loop.py``; it needs nothing but flatmtl and takes a few seconds.
 """
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.nn import functional as F
 
-from flatmtl import SAM, FlatMTL, split_parameters
+from flatmtl import SAM, FlatMTL, Monitor, split_parameters
 from flatmtl.aggregators import MGDA
+
+TASKS = ["sum", "sign"]
+LOSS = {"sum": F.mse_loss, "sign": F.cross_entropy}
 
 
 class TwoHeads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+        self.encoder = nn.Sequential(nn.Linear(10, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1))
         self.heads = nn.ModuleDict({"sum": nn.Linear(64, 1), "sign": nn.Linear(64, 2)})
 
 
-def batch(generator: torch.Generator, size: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    x = torch.randn(size, 10, generator=generator)
-    return x, {"sum": x.sum(dim=1, keepdim=True), "sign": (x[:, 0] * x[:, 1] > 0).long()}
+def batches(count: int, size: int = 64) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    inputs = [torch.randn(size, 10) for _ in range(count)]
+    return [(x, {"sum": x.sum(dim=1, keepdim=True), "sign": (x[:, 0] * x[:, 1] > 0).long()}) for x in inputs]
 
 
-def train(perturbation: SAM | None, steps: int = 300) -> dict[str, float]:
+def main(epochs: int = 10) -> None:
     torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    model, mtl, parameters = TwoHeads(), FlatMTL(MGDA(), perturbation), None
-    loss_of = {"sum": functional.mse_loss, "sign": functional.cross_entropy}
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model, loader = TwoHeads(), batches(20)
+    mtl, parameters, monitor = FlatMTL(MGDA(), SAM(rho=0.05)), None, Monitor()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    for epoch in range(1, epochs + 1):
+        for x, y in loader:
 
-    def losses(tasks, x, y):
-        z = model.encoder(x)
-        return {t: loss_of[t](model.heads[t](z), y[t]) for t in tasks}
+            def closure(tasks, x=x, y=y):
+                z = model.encoder(x)
+                return {t: LOSS[t](model.heads[t](z), y[t]) for t in tasks}
 
-    for _ in range(steps):
-        x, y = batch(generator, 64)
-        closure = lambda tasks, x=x, y=y: losses(tasks, x, y)  # noqa: E731
-        parameters = parameters or split_parameters(model, closure, ["sum", "sign"])
-        optimizer.zero_grad()
-        mtl.backward(closure, parameters)
-        optimizer.step()
-
-    with torch.no_grad():
-        return {t: loss.item() for t, loss in losses(["sum", "sign"], *batch(generator, 4096)).items()}
+            if parameters is None:
+                parameters = split_parameters(model, closure, TASKS)
+            optimizer.zero_grad()
+            monitor.update(mtl.backward(closure, parameters))
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        schedule.step()
+        means = monitor.compute()
+        shown = [f"loss/{t}" for t in TASKS] + [f"sharpness/{t}" for t in TASKS] + ["conflict"]
+        print(f"epoch {epoch:2}  " + "  ".join(f"{name} {means[name]:.3f}" for name in shown))
+        monitor.reset()
 
 
 if __name__ == "__main__":
-    for name, perturbation in {"MGDA": None, "F-MGDA": SAM(rho=0.05)}.items():
-        print(name, {task: round(loss, 4) for task, loss in train(perturbation).items()})
+    main()

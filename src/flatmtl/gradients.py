@@ -20,11 +20,12 @@ def gradient(loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool)
     try:
         found = cast(Gradient, autograd.grad(loss, list(parameters), retain_graph=keep_graph, allow_unused=True))
     except RuntimeError as error:
-        error.add_note(
-            "flatmtl: the closure must run the whole forward pass itself every time it is called, on the batch, and "
-            "keep no tensor from an earlier call."
-        )
-        raise
+        if "second time" not in str(error):
+            raise
+        raise RuntimeError(
+            "a loss that the closure returned uses a forward pass from outside this call, whose graph is used up. Run "
+            "the whole forward pass inside the closure, and no .backward(): each call must compute everything anew."
+        ) from error
     return [None if g is None else g.detach() for g in found]
 
 

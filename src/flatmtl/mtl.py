@@ -6,13 +6,12 @@ from typing import Any, cast
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Parameter
-from torch.nn.parallel import DistributedDataParallel
 
 from flatmtl.aggregators.base import AnyAggregator
 from flatmtl.branches import Branch, Branches
 from flatmtl.closures import Closure
 from flatmtl.gradients import Rows
-from flatmtl.parameters import TaskParameters
+from flatmtl.parameters import TaskParameters, check_single_process
 from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM
 from flatmtl.stats import StepResult
@@ -136,15 +135,17 @@ class FlatMTL:
             By-products of the step, such as the losses, the sharpness and the share of conflicts.
 
         Raises:
-            TypeError: as :func:`flatmtl.closures.evaluate`.
+            TypeError: as :func:`flatmtl.closures.evaluate`, or for an argument of another kind.
             KeyError: as there.
-            ValueError: as there; also for a task whose gradient reaches no shared parameter, and for a
-                parameter frozen since the split.
+            ValueError: as there; also within several processes, for a task whose gradient reaches no shared
+                parameter, and for a parameter frozen since the split.
             FloatingPointError: naming a task whose loss or gradient is not finite, if ``on_nonfinite="raise"``.
             RuntimeError: within :func:`torch.inference_mode`.
         """
         closures = _closures(closure)
         _check_parameters(parameters)
+        if scaler is not None and not hasattr(scaler, "scale"):
+            raise TypeError(f"scaler is {scaler!r}; expected a torch.amp.GradScaler, or None for none.")
         if self._rows is None or not self._rows.fits(parameters):
             self._rows = Rows(parameters)
         passes = Passes(closures, parameters, self._rows, scaler, asks_all=self._asks_all)
@@ -188,7 +189,8 @@ class FlatMTL:
 
 
 def _closures(closure: object) -> list[Closure]:
-    closures: list[Any] = list(cast("Iterable[Any]", closure)) if isinstance(closure, Iterable) else [closure]
+    several = isinstance(closure, Iterable) and not isinstance(closure, (Mapping, str))
+    closures: list[Any] = list(cast("Iterable[Any]", closure)) if several else [closure]
     if not closures:
         raise ValueError("the list of closures is empty; expected one closure for each micro-batch.")
     for item in closures:
@@ -208,11 +210,7 @@ def _check_parameters(parameters: TaskParameters) -> None:
         )
     if torch.is_inference_mode_enabled():
         raise RuntimeError("within torch.inference_mode() nothing has a gradient; call backward outside of it.")
-    if isinstance(parameters.model, DistributedDataParallel):
-        raise ValueError(
-            "the model is wrapped in DistributedDataParallel, whose gradients this version does not average. "
-            "Train in one process, with the bare model (model.module)."
-        )
+    check_single_process(parameters.model)
     parameters.check_trainable()
 
 

@@ -6,8 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
 
 from flatmtl.closures import Closure
 from flatmtl.world import World
@@ -146,8 +147,8 @@ def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -
 
     Raises:
         TypeError: if ``tasks`` is a single string, or as :func:`flatmtl.closures.evaluate` says.
-        ValueError: if a task has no loss, shares no parameter with another, or a parameter outside ``model``
-            is reached.
+        ValueError: within several processes, if a task has no loss or shares no parameter with another, or if a
+            parameter outside ``model`` is reached.
 
     Example:
         >>> import torch
@@ -161,6 +162,7 @@ def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -
         TaskParameters(8 shared; left: 3, right: 3)
     """
     tasks = _checked_tasks(tasks)
+    check_single_process(model)
     world = World(model, {p.device for p in model.parameters()})
     try:
         with _uncompiled():
@@ -171,11 +173,30 @@ def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -
     if missing:
         raise ValueError(
             f"the closure returned None for {missing}; to split the parameters every task needs a loss. "
-            "Use a batch in which all tasks have labels."
+            "Use a batch in which all tasks have labels, or name the parameters yourself: "
+            "TaskParameters(shared, heads, model)."
         )
     reached = {task: _leaves(loss) for task, loss in losses.items()}
     _check_reached(model, reached)
     return _split(model, reached)
+
+
+def check_single_process(model: nn.Module | None) -> None:
+    """Raise if gradients would have to be averaged over processes, which this version does not do.
+
+    Raises:
+        ValueError: if the model is wrapped for several processes, or several processes train together.
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            "the model is wrapped in DistributedDataParallel, whose gradients this version does not average. "
+            "Train in one process, with the bare model (model.module) in the closure too."
+        )
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ValueError(
+            f"{distributed.get_world_size()} processes train together, but this version does not average task "
+            "gradients over them: each would go its own way. Train in one process."
+        )
 
 
 def _uncompiled() -> AbstractContextManager[Any]:

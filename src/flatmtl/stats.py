@@ -9,7 +9,7 @@ from torch import Tensor
 from flatmtl._linalg import as_cosines, conflict_share
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class StepResult:
     """By-products of one step: small float64 tensors on the CPU.
 

@@ -115,11 +115,13 @@ def _train(command: Run) -> dict[str, Any]:
                 say(epoch_line(row))
 
         try:
-            return trainer.fit(folder, watch)
+            summary = trainer.fit(folder, watch)
         except FloatingPointError as error:
             raise Stop(f"{error} {_kept(folder)} Try a smaller --optimizer.lr or --rho.", code=1) from error
         except KeyboardInterrupt:
             raise Stop(f"interrupted. {_kept(folder)} The same command with --resume goes on.", code=130) from None
+        say(f"the run is in {folder.path}")
+        return summary
 
 
 def _kept(folder: "RunFolder") -> str:
@@ -143,7 +145,7 @@ class Show:
     placement: Placement = "corner"
     """Where the two pictures lie: in the corners, or moved by up to 4 pixels in each direction."""
     same_label: bool = True
-    """May both pictures carry one label?"""
+    """Both pictures may carry one label (the default); --no-same-label: they never do."""
     download: bool = False
     """Fetch what is not there, for --source full."""
     rows: int = 8

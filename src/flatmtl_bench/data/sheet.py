@@ -41,7 +41,7 @@ def contact_sheet(
         raise ValueError(f"a contact sheet is a PNG, got the path {path}. Let it end in .png.")
     if path.exists() and not overwrite:
         raise FileExistsError(
-            f"{path} exists. Pass overwrite=True (--overwrite) to replace it, or choose another path."
+            f"{path} exists. Pass --overwrite (overwrite=True) to replace it, or choose another path."
         )
     total = len(cast("Sized", dataset))
     count = min(rows * columns, total)

@@ -22,8 +22,8 @@ _FULL = {"mnist": MNIST, "fashion": FashionMNIST}  # also the folder names under
 _PARTS = ("train", "t10k")
 _NPZ = "with the arrays 'images' uint8 (N, 28, 28) and 'labels' (N,), without pickled objects"
 _HINT = {
-    "mnist": "or use source='mnist5k' (5,000 digits, no files needed) or source='npz' (root: mnist*.npz)",
-    "fashion": "or use source='npz' with a root that holds fashion*.npz",
+    "mnist": "or use --source mnist5k (5,000 digits, no files needed) or --source npz (--root: mnist*.npz)",
+    "fashion": "or use --source npz with a --root that holds fashion*.npz",
 }
 
 
@@ -135,7 +135,8 @@ def _full(kind: str, root: Path, download: bool) -> Pictures:
     if missing := _missing(kind, root):
         raise FileNotFoundError(
             f"no complete {name} in {raw}, not found: {', '.join(missing)}. "
-            f"Pass download=True to fetch them, put them there yourself (unpacked), {_HINT[kind]}."
+            "Let it be downloaded (download=True; flatmtl run: --data.download), put them there yourself (unpacked), "
+            f"{_HINT[kind]}."
         )
     train, test = (_read_part(kind, root, part) for part in _PARTS)
     return Pictures(
@@ -155,7 +156,7 @@ def _read_part(kind: str, root: Path, part: str) -> Pictures:
         except Exception:  # torchvision asserts, indexes and views its way through a broken file
             raise ValueError(
                 f"{path} ({path.stat().st_size:,} bytes) is not a whole, unpacked IDX file. "
-                "Delete it and pass download=True to fetch it again."
+                "Delete it and let it be downloaded again (download=True; flatmtl run: --data.download)."
             ) from None
     return _checked(arrays[0], arrays[1], paths, origin=part)
 

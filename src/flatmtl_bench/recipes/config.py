@@ -30,7 +30,7 @@ class Data:
     placement: Placement = "corner"
     """Where the two pictures lie: in the corners, or moved by up to 4 pixels in each direction."""
     same_label: bool = True
-    """May both pictures carry one label?"""
+    """Both pictures may carry one label (the default); --data.no-same-label: they never do."""
     train_pairs: int | None = None
     """Pairs to train on; None: two for each picture of the full data, else 8,000."""
     validation_pairs: int | None = None

@@ -73,7 +73,7 @@ def recipes() -> Iterator[Callable[[], Config]]:
     for make, methods in ((multimnist, METHODS), (multimnist_official, OFFICIAL)):
         for dataset, method, flat in product(DATASETS, methods, (False, True)):
             recipe = partial(make, dataset, method, flat=flat)
-            origin = "as in table 1" if method not in OFFICIAL else "paper, table 1"
+            origin = "settings of table 1" if method not in OFFICIAL else "paper, table 1"
             origin = "authors' code, table 1" if methods is OFFICIAL else origin
             recipe.__doc__ = f"{recipe().method.label} on {DATASETS[dataset]}, ResNet-18 ({origin})."
             yield recipe
