@@ -70,7 +70,10 @@ def conflict_averse_weights(gramian: Tensor, c: float) -> Tensor:
     U, a = unit_rows(gramian[rows][:, rows], norms[rows])
     unit = float(norms[rows].min())
     program = _Program(U, products[rows] / (norms[rows] * unit), a)
-    return mean.index_add(0, rows, _conflict_averse(program, radius=c * math.sqrt(squared_mean) / unit))
+    w = mean.index_add(0, rows, _conflict_averse(program, radius=c * math.sqrt(squared_mean) / unit))
+    # Rows that are opposite up to rounding leave the optimum to rounding: be no worse than the mean then.
+    worse = torch.mv(gramian[rows], w).min() < products[rows].min()
+    return mean if bool(worse) else w
 
 
 def cone_weights(gramian: Tensor, products: Tensor) -> Tensor:

@@ -4,10 +4,11 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor
 
 from flatmtl._linalg import gramian, weighted_sum
-from flatmtl.aggregators.base import Aggregator, AnyAggregator, Context, GramianAggregator
+from flatmtl.aggregators.base import Aggregator, AnyAggregator, Context, GramianAggregator, on_cpu
 
 Branch = Literal["loss", "flat", "pair"]
 """What is aggregated: a row for each task, the flat gradients beside them, or two vectors."""
@@ -42,19 +43,20 @@ class Branches:
             context: for an aggregator that uses it.
 
         Raises:
+            FloatingPointError: if the direction is not finite.
             ValueError: if the aggregator returns no direction of shape ``(n,)``, or changes the rows.
         """
         aggregator = self._of[branch]
         more = (context,) if getattr(aggregator, "uses_context", False) else ()
         if isinstance(aggregator, GramianAggregator):
             problem, scale = gramian(J) if G is None else (G, 1.0)
-            weights = aggregator.weights(problem, *more) * scale ** (aggregator.degree - 1.0)
+            with on_cpu():
+                weights = aggregator.weights(problem, *more) * scale ** (aggregator.degree - 1.0)
             return weighted_sum(J, weights), weights
         version = J._version
         d: Any = cast("Any", aggregator)(J, *more)
         _check_direction(aggregator, d, J, changed=J._version != version)
-        shares_memory = d.untyped_storage().data_ptr() == J.untyped_storage().data_ptr()
-        return (d.clone() if shares_memory else d).detach().to(J), None
+        return d.detach().clone().to(J), None  # the rows, or the aggregator's own memory, may be what it returned
 
     def start_epoch(self, epoch: int, total: int | None) -> None:
         """Tell whatever counts epochs that one begins."""
@@ -90,6 +92,11 @@ def _check_direction(aggregator: object, d: object, J: Tensor, *, changed: bool)
     name = getattr(aggregator, "__name__", type(aggregator).__name__)
     if changed:
         raise ValueError(f"the aggregator {name} changed its input; it must leave the task gradients as they are.")
+    if isinstance(d, Tensor) and d.shape == J.shape[1:] and not bool(torch.isfinite(d).all()):
+        raise FloatingPointError(
+            f"the aggregator {name} returned a direction that is not finite for task gradients that are; expected "
+            "finite numbers. Mend the aggregator for degenerate task gradients, or choose another."
+        )
     if not isinstance(d, Tensor) or d.shape != J.shape[1:]:
         what = f"a tensor of shape {tuple(d.shape)}" if isinstance(d, Tensor) else f"a {type(d).__name__}"
         raise ValueError(

@@ -110,6 +110,8 @@ def add_to_grad(parameter: Parameter, value: Tensor) -> None:
     """Add to ``.grad``, in the parameter's own dtype and strides; a missing one begins as ``value``."""
     if parameter.grad is None:
         parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(value)
+    elif parameter.grad.layout != torch.strided:
+        parameter.grad = parameter.grad.to_dense().add_(value)
     else:
         parameter.grad.add_(value)
 

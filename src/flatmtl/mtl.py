@@ -105,6 +105,7 @@ class FlatMTL:
         self.options = Options(perturbation, combine, flat_scale, on_nonfinite)
         self._branches = Branches(aggregator, _COPIES[combine])
         self._asks_all = False
+        self._busy = False
         self._rows: Rows | None = None
 
     def backward(
@@ -140,7 +141,7 @@ class FlatMTL:
             ValueError: as there; also within several processes, for a task whose gradient reaches no shared
                 parameter, and for a parameter frozen since the split.
             FloatingPointError: naming a task whose loss or gradient is not finite, if ``on_nonfinite="raise"``.
-            RuntimeError: within :func:`torch.inference_mode`.
+            RuntimeError: within :func:`torch.inference_mode`, or from a closure of the same object.
         """
         closures = _closures(closure)
         _check_parameters(parameters)
@@ -148,14 +149,23 @@ class FlatMTL:
             raise TypeError(f"scaler is {scaler!r}; expected a torch.amp.GradScaler, or None for none.")
         if self._rows is None or not self._rows.fits(parameters):
             self._rows = Rows(parameters)
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
+        if self._busy:
+            raise RuntimeError(
+                "backward was called by a closure of the same FlatMTL; give the closure's own step another."
+            )
         passes = Passes(closures, parameters, self._rows, scaler, asks_all=self._asks_all)
         state = self._branches.state_dict()
+        self._busy = True
         try:
             result = Step(passes, self._branches, self.options).run()
         except BaseException:
             passes.roll_back()
             self._branches.load_state_dict(state)
             raise
+        finally:
+            self._busy = False
         if result.skipped:
             self._branches.load_state_dict(state)
         self._asks_all = passes.asks_all

@@ -225,7 +225,7 @@ def _leaves(loss: Tensor) -> dict[int, Tensor]:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, Tensor) and node.name() == "torch::autograd::AccumulateGrad":
             leaves[id(leaf)] = leaf
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
     return leaves

@@ -171,7 +171,7 @@ class Passes:
         """Return what turns a sum of scaled gradients into a mean of unscaled ones; ``None`` for one."""
         count = len(task.closures)
         if self.scale is None:
-            return None if count == 1 else torch.tensor(1.0 / count, dtype=torch.float64)
+            return None if count == 1 else torch.tensor(1.0 / count, dtype=torch.float64, device="cpu")
         return 1.0 / (self.scale * count)
 
     def _head(self, task: Task, rho: float) -> Part:

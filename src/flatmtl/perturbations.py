@@ -191,9 +191,19 @@ def perturbed(perturbation: SAM, parts: Sequence[Part], places: Sequence[Sequenc
         torch.clear_autocast_cache()  # it may hold casts of the unperturbed weights
         yield
     finally:
+        _put_back(kept, weights)
+        torch.clear_autocast_cache()
+
+
+def _put_back(kept: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    """Put weights back, all of them also if a signal such as Ctrl-C comes meanwhile."""
+    try:
         with torch.no_grad():
             _copy(kept, to=weights)
-        torch.clear_autocast_cache()
+    except BaseException:
+        with torch.no_grad():
+            _copy(kept, to=weights)
+        raise
 
 
 def _copy(source: Sequence[Tensor], *, to: Sequence[Tensor]) -> None:

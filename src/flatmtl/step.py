@@ -73,6 +73,8 @@ class Step:
         good = [i for i, ok in enumerate(finite) if ok]
         self.passes.keep(good)
         self.found["gramian_loss"] = G[good][:, good]
+        if self.dropped and not good:
+            raise _Skipped
 
     def is_finite(self, task: Task, kind: str, loss: Tensor, size: Tensor) -> bool:
         """Return whether loss and gradient are finite; if not, note it and drop the task or end the step."""
@@ -149,7 +151,7 @@ class Step:
 
     def pair(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the direction of two vectors."""
-        context = Context((0, 1), torch.ones(2, dtype=torch.float64))
+        context = Context((0, 1), torch.ones(2, dtype=torch.float64, device="cpu"))
         return self.branches.aggregate("pair", torch.stack([a, b]), None, context)[0]
 
     def gramian(self, count: int) -> Tensor:
@@ -178,7 +180,7 @@ class Step:
     def result(self, *, skipped: bool = False) -> StepResult:
         """Return the by-products of the step."""
         tasks = self.passes.tasks
-        losses = torch.stack([task.loss for task in tasks]) if tasks else torch.empty(0)
+        losses = torch.stack([task.loss for task in tasks]) if tasks else torch.empty(0, device="cpu")
         perturbed = [task.perturbed_loss for task in tasks if task.perturbed_loss is not None]
         intra = [task.intra for task in tasks if task.intra is not None]
         complete = len(perturbed) == len(tasks) > 0
@@ -198,8 +200,8 @@ class Step:
 
     def over_all_tasks(self, values: Tensor, tasks: Sequence[Task]) -> Tensor:
         """Return values of some tasks as a vector or matrix over all tasks, NaN for the others."""
-        places = torch.tensor([task.position for task in tasks], dtype=torch.long)
-        out = torch.full([len(self.passes.parameters.tasks)] * values.ndim, math.nan, dtype=torch.float64)
+        places = torch.tensor([task.position for task in tasks], dtype=torch.long, device="cpu")
+        out = torch.full([len(self.passes.parameters.tasks)] * values.ndim, math.nan, dtype=torch.float64, device="cpu")
         out[torch.meshgrid(*[places] * values.ndim, indexing="ij")] = values.double().cpu()
         return out
 

@@ -4,6 +4,7 @@ A perturbed pass is the clean pass at other weights and nothing else. So it star
 and the buffers that the clean pass started from, and what it does to either is undone.
 """
 
+import pickle
 import random
 import sys
 from collections.abc import Generator, Iterable, Sequence
@@ -53,9 +54,7 @@ def _numpy() -> Any:
 
 
 def _same_numpy(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    return bool(a[0] == b[0] and (a[1] == b[1]).all() and a[2:] == b[2:])
+    return pickle.dumps(a) == pickle.dumps(b)  # a tuple or, of newer generators, a dictionary, with an array in it
 
 
 class Buffers:
@@ -84,7 +83,9 @@ class Buffers:
         """See each module just before its first forward pass within this context."""
 
         def before_forward(module: nn.Module, _arguments: Any) -> None:
-            self.see(module)
+            if module not in self._modules:
+                for part in module.modules():  # a compiled or scripted module runs its parts without their hooks
+                    self.see(part)
 
         handle = register_module_forward_pre_hook(before_forward)
         try:
@@ -98,7 +99,7 @@ class Buffers:
         for module, buffers in self._modules.items():
             for name, (buffer, content) in buffers.items():
                 own = _own_buffers(module)
-                if own.get(name) is not buffer:
+                if name not in own or own[name] is not buffer:
                     own[name] = buffer
                 if buffer is not None and content is not None and _may_change(buffer):
                     buffer.copy_(content)
@@ -110,7 +111,9 @@ def _own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def _may_change(buffer: Tensor) -> bool:
-    """Return whether the buffer can be written: an expanded one cannot, so nobody changed it."""
+    """Return whether the buffer can be written: an expanded one cannot, nor a compressed sparse one."""
+    if buffer.layout != torch.strided:
+        return buffer.layout == torch.sparse_coo
     return all(stride != 0 or size <= 1 for size, stride in zip(buffer.shape, buffer.stride(), strict=True))
 
 
@@ -118,7 +121,7 @@ class World:
     """Random streams and buffers at one moment.
 
     Args:
-        model: all of whose buffers belong to the world; ``None``: those of the modules that run in :meth:`run`.
+        model: all of whose buffers belong to the world, besides those of the modules that run in :meth:`run`.
         devices: the devices whose random streams belong to the world.
         modules: modules whose buffers belong to the world besides.
     """
@@ -132,8 +135,8 @@ class World:
 
     def run(self, closure: Closure, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Return the losses of a clean pass that starts from this world; see :func:`evaluate`."""
-        if self._model is not None:
-            return evaluate(closure, tasks)
+        if self._model is not None and "torch._dynamo" in sys.modules:
+            return evaluate(closure, tasks)  # compiled functions do not take to global hooks
         with self.buffers.seeing():
             return evaluate(closure, tasks)
 

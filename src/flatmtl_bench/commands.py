@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def users_mistakes() -> Iterator[None]:
-    """Within it a wrong value or a missing file is the user's mistake, so there is a message and no traceback."""
+def users_mistakes(*kinds: type[Exception]) -> Iterator[None]:
+    """Within it a wrong value or a missing file is the user's mistake, so there is a message and no traceback.
+
+    ``kinds`` narrows what counts as one.
+    """
+    mistakes = kinds or (ValueError, OSError)
     try:
         yield
     except BrokenPipeError:
         raise
-    except (ValueError, OSError) as error:
+    except mistakes as error:
         raise Stop(error) from error
 
 
@@ -83,10 +87,9 @@ def run(words: list[str]) -> int:
 
 
 def _recipe(words: list[str]) -> Config:
-    """Return the config of the recipe named among the words; the default one if only help is wanted."""
-    names = [word for word in words if word in RECIPES] or [w for w in words[:1] if not w.startswith("-")]
-    if names:
-        return recipes.build(names[0])
+    """Return the config of the recipe, which is the first word; the default one if only help is wanted."""
+    if words and not words[0].startswith("-"):
+        return recipes.build(words[0])
     if {"-h", "--help"} & set(words):
         return Config()
     raise Stop("name a recipe first: flatmtl run RECIPE [OPTIONS]; `flatmtl list` shows them.")
@@ -94,7 +97,7 @@ def _recipe(words: list[str]) -> Config:
 
 def _train(command: Run) -> dict[str, Any]:
     from flatmtl_bench.progress import accuracies, epoch_line, training_bars  # noqa: PLC0415
-    from flatmtl_bench.runs import RunFolder  # noqa: PLC0415
+    from flatmtl_bench.runs import RunError, RunFolder  # noqa: PLC0415
     from flatmtl_bench.trainer import Trainer  # noqa: PLC0415  (seconds, which help and mistakes do not need)
 
     with users_mistakes():
@@ -102,8 +105,10 @@ def _train(command: Run) -> dict[str, Any]:
         folder = RunFolder(command.out, trainer.config, resume=command.resume, overwrite=command.overwrite)
     with folder, training_bars() as bars:
         if folder.finished:
-            say(f"{folder.path} is finished; here is its result. Use --overwrite to train again.")
-            return folder.summary()
+            with users_mistakes(RunError, OSError):
+                trainer.check_data(folder)
+                say(f"{folder.path} is finished; here is its result. Use --overwrite to train again.")
+                return folder.summary()
         for dataset in trainer.data.values():
             say(str(dataset))
         bar = bars.add_task(folder.path.name, accuracy="")
@@ -115,7 +120,8 @@ def _train(command: Run) -> dict[str, Any]:
                 say(epoch_line(row))
 
         try:
-            summary = trainer.fit(folder, watch)
+            with users_mistakes(RunError, OSError):
+                summary = trainer.fit(folder, watch)
         except FloatingPointError as error:
             raise Stop(f"{error} {_kept(folder)} Try a smaller --optimizer.lr or --rho.", code=1) from error
         except KeyboardInterrupt:
@@ -188,7 +194,8 @@ def demo(words: list[str]) -> int:
         command: Demo = parse(Demo, words, "demo")
         left = prepare(command)
     train_side_by_side(left, command.out)
-    show(command)
+    with users_mistakes():
+        show(command)
     return 0
 
 

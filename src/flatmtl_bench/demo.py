@@ -137,7 +137,10 @@ def train_side_by_side(configs: Sequence[Config], out: str) -> None:
     count = min(_cores(), len(configs))
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    workers = [context.Process(target=_work, args=(configs[k::count], out, queue), daemon=True) for k in range(count)]
+    workers = [
+        context.Process(target=_work, args=(configs[k::count], out, queue, os.getpid()), daemon=True)
+        for k in range(count)
+    ]
     try:
         _start(workers)
         _watch(workers, configs, queue)
@@ -186,14 +189,13 @@ def _watch(workers: Sequence[SpawnProcess], configs: Sequence[Config], queue: "Q
         worker.join()
 
 
-def _work(configs: Sequence[Config], out: str, queue: "Queue[Message]") -> None:
+def _work(configs: Sequence[Config], out: str, queue: "Queue[Message]", parent: int) -> None:
     """Train runs one after the other, in a process of its own that ends with its parent."""
     import torch  # noqa: PLC0415  (seconds, which the parent does not need)
 
     from flatmtl_bench.trainer import Trainer  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    parent = os.getppid()
 
     def report(config: Config, done: int, total: int, row: Row | None) -> None:
         if os.getppid() != parent:

@@ -27,6 +27,10 @@ FILES = ("config.json", "env.json", "metrics.jsonl", "checkpoint.pt", "summary.j
 LOCK = ".lock"
 
 
+class RunError(ValueError):
+    """A file of a run is broken, missing, or of something else."""
+
+
 def digest(config: Config) -> str:
     """Return six hexadecimal digits of the hash of what decides a run's numbers beside the seed.
 
@@ -128,23 +132,40 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """Return the result of a finished run."""
-        return _read_json(self.path / "summary.json")
+        path = self.path / "summary.json"
+        try:
+            return _read_json(path)
+        except ValueError as error:
+            raise RunError(_broken(path, error)) from error
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the metrics of the finished epochs."""
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        if not path.exists():
+            return []
+        try:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise RunError(_broken(path, error)) from error
+        if not all(isinstance(row, dict) and "epoch" in row for row in rows):
+            raise RunError(_broken(path, "a line is no object with an epoch"))
+        return rows
 
     def cut_back(self, epoch: int) -> None:
         """Forget the metrics of epochs after ``epoch``, for which there is no checkpoint.
 
         Raises:
-            ValueError: if metrics of earlier epochs are missing.
+            RunError: if metrics of earlier epochs are missing.
         """
         rows = self.rows()
         if [row["epoch"] for row in rows[:epoch]] != list(range(1, epoch + 1)):
-            raise ValueError(
+            raise RunError(
                 f"{self.path} has a checkpoint of epoch {epoch} but metrics of {_epochs(len(rows))}. "
+                "Use --overwrite to start again."
+            )
+        if epoch == 0 and len(rows) > 1:  # one is that of a run killed between the two writes of its first epoch
+            raise RunError(
+                f"{self.path} has metrics of {_epochs(len(rows))} but no checkpoint.pt to go on from. "
                 "Use --overwrite to start again."
             )
         if len(rows) > epoch:
@@ -207,7 +228,7 @@ def _is_run(path: Path) -> bool:
         config = _read_json(path / "config.json")
     except (OSError, ValueError):
         return False
-    return isinstance(config, dict) and {"recipe", "seed", "data", "method"} <= set(config)
+    return isinstance(config, dict) and "recipe" in config and isinstance(config.get("data"), dict)
 
 
 def _read_json(path: Path) -> Any:
@@ -225,6 +246,10 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _broken(path: Path, reason: object) -> str:
+    return f"{path} is broken ({reason}). Use --overwrite to start again."
 
 
 def _epochs(count: int) -> str:

@@ -25,7 +25,7 @@ from flatmtl_bench.metrics import Classification
 from flatmtl_bench.protocols import Row, outcome
 from flatmtl_bench.randomness import derived_seed, random_state, set_random_state
 from flatmtl_bench.recipes.config import Config, Split
-from flatmtl_bench.runs import RunFolder
+from flatmtl_bench.runs import RunError, RunFolder
 
 Targets = Mapping[str, Tensor]
 Watch = Callable[[int, int, Row | None], None]
@@ -163,6 +163,7 @@ class Trainer:
     def _checkpoint(self, epoch: int) -> bytes:
         state = {
             "epoch": epoch,
+            "data": self.data["test"].fingerprint,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "mtl": self.mtl.state_dict(),
@@ -173,13 +174,32 @@ class Trainer:
         torch.save(state, buffer)
         return buffer.getvalue()
 
+    def check_data(self, folder: RunFolder, fingerprint: str | None = None) -> None:
+        """Raise if the run in the folder was made with other test data; ``None``: those its summary names.
+
+        Raises:
+            RunError: naming the folder.
+        """
+        made_with = folder.summary().get("fingerprint") if fingerprint is None else fingerprint
+        if made_with != self.data["test"].fingerprint:
+            raise RunError(
+                f"{folder.path} was made with other data than those in {self.config.root or 'data'}. Give the --root "
+                "that it was made with, choose another --out, or use --overwrite to start again."
+            )
+
     def _restore(self, folder: RunFolder) -> int:
         """Take over the folder's checkpoint and return its epoch, 0 if there is none."""
         path = folder.path / "checkpoint.pt"
         if not path.exists():
             folder.cut_back(0)
             return 0
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged file can raise nearly anything
+            raise RunError(
+                f"{path} is broken (no checkpoint of a run: {type(error).__name__}). Use --overwrite to start again."
+            ) from error
+        self.check_data(folder, state["data"])
         folder.cut_back(state["epoch"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -198,6 +218,7 @@ class Trainer:
             "recipe": self.config.recipe,
             "seed": self.config.seed,
             "data": {split: str(dataset) for split, dataset in self.data.items()},
+            "fingerprint": self.data["test"].fingerprint,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **outcome(rows, self.config.protocol),
             "sharpness": measured,

@@ -32,6 +32,13 @@ RUN = ("run", "multimnist_f_cagrad", *FLAGS)
         (["list", "nothing_like_it"], "no recipe contains 'nothing_like_it'"),
         (["demo", "--seeds", "0"], "number of seeds must be at least 1, got 0"),
         (["demo", "--rho", "-1"], "rho must not be negative"),
+        (["demo", "--rho", "nan"], "rho must be a finite number, got nan"),
+        (["demo", "--pairs", "0"], "data.train_pairs must be at least 1, got 0"),
+        (["run", "--out", "multimnist_mean", "multimnist_f_cagrad"], "name a recipe first"),
+        (["run", "../escaped", "--out", "multimnist_mean"], "unknown recipe '../escaped'"),
+        (["run", "multimnist_mgda", "--sharpness.rho", "0"], "sharpness is measured with --sharpness.rho above 0"),
+        (["run", "multimnist_mgda", "--sharpness.samples", "-5"], "at least one sample, got rho 0.05 and -5 samples"),
+        (["run", "multimnist_f_mgda", "--rho", "inf"], "rho must be a finite number, got inf"),
     ],
     **named,
 )

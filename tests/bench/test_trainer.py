@@ -8,7 +8,7 @@ from tests.bench.small import lines, small_config, without_times
 
 from flatmtl_bench.randomness import random_state, set_random_state
 from flatmtl_bench.recipes.config import Method, Optimizer, Sharpness
-from flatmtl_bench.runs import RunFolder
+from flatmtl_bench.runs import RunError, RunFolder
 from flatmtl_bench.trainer import Trainer
 
 RECIPES = ("multimnist_pcgrad", "multimnist_f_pcgrad", "multimnist_f_cagrad")
@@ -237,3 +237,36 @@ def test_random_streams_go_on_where_they_stood():
     expected = draw()
     set_random_state(state)
     assert draw() == expected
+
+
+class TestBrokenRuns:
+    """What lies in a run folder and cannot be used is named, with what to do."""
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [("metrics.jsonl", "{"), ("metrics.jsonl", "1\n"), ("checkpoint.pt", "no checkpoint"), ("checkpoint.pt", "")],
+    )
+    def test_a_broken_file_is_named(self, tmp_path, name, content):
+        path = train(tmp_path, small_config()).path
+        (path / "summary.json").unlink()
+        (path / name).write_text(content)
+        with pytest.raises(RunError, match=f"{name} is broken .*Use --overwrite"):
+            train(tmp_path, small_config(), resume=True)
+
+    def test_a_checkpoint_that_is_gone_is_missed(self, tmp_path):
+        path = train(tmp_path, small_config()).path
+        (path / "summary.json").unlink()
+        (path / "checkpoint.pt").unlink()
+        with pytest.raises(RunError, match="metrics of 2 finished epochs but no checkpoint"):
+            train(tmp_path, small_config(), resume=True)
+
+    def test_a_run_on_other_data_is_not_gone_on_with(self, tmp_path):
+        for name in "AB":
+            images = np.random.RandomState(ord(name)).randint(0, 256, (200, 28, 28)).astype(np.uint8)
+            (tmp_path / name).mkdir()
+            np.savez(tmp_path / name / "mnist.npz", images=images, labels=np.arange(200) % 10)
+        config = small_config(source="npz", root=str(tmp_path / "A"))
+        path = train(tmp_path, config).path
+        (path / "summary.json").unlink()
+        with pytest.raises(RunError, match=f"was made with other data than those in {tmp_path / 'B'}"):
+            train(tmp_path, replace(config, root=str(tmp_path / "B")), resume=True)

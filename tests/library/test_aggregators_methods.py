@@ -320,3 +320,15 @@ class TestIMTLG:
         J = torch.tensor([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]], dtype=torch.float64)
         assert IMTLG().weights(J @ J.T).tolist() == [0.0, 0.0, 0.0]
         assert IMTLG()(J).tolist() == [0.0, 0.0]
+
+
+@given(
+    seed=st.integers(0, 10_000), shape=st.sampled_from([(3, 3), (4, 2), (5, 20)]), c=st.sampled_from([0.2, 0.4, 0.9])
+)
+def test_cagrad_is_no_worse_than_the_mean_where_rows_are_opposite_up_to_rounding(seed, shape, c):
+    generator = torch.Generator().manual_seed(seed)
+    J = torch.randn(shape, generator=generator)
+    J[1] = -J[0] * (0.2 + 3 * torch.rand((), generator=generator))
+    J = J.double()
+    worst, mean = (J @ CAGrad(c)(J)).min(), (J @ J.mean(dim=0)).min()
+    assert worst >= mean - 1e-12 * J.norm(dim=1).max() ** 2

@@ -155,3 +155,24 @@ def test_a_parameter_listed_twice_counts_once():
     toy = Toy()
     trunk = list(toy.trunk.parameters())
     assert TaskParameters([*trunk, *trunk], {"a": []}).shared == tuple(trunk)
+
+
+def test_a_variable_that_a_function_keeps_is_no_leaf():
+    toy = Toy()
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, z):
+            ctx.variable = toy.heads["left"].weight
+            return z * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    def closure(tasks):
+        z = Keeps.apply(toy.trunk(toy.x))
+        return {t: toy.heads[t](z).sum() for t in tasks}
+
+    parameters = split_parameters(toy, closure, TASKS)
+    assert "heads.left.weight" in names(toy, parameters.heads["left"])

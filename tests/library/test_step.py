@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.library.toys import TASKS, Toy, assert_same
 from tests.reference import algorithm1
 from torch import Tensor, nn
 
-from flatmtl import ASAM, SAM, FlatMTL, TaskParameters, split_parameters
+from flatmtl import ASAM, SAM, FlatMTL, TaskParameters, perturbations, split_parameters
 from flatmtl.aggregators import IMTLG, MGDA, CAGrad, GramianAggregator, Mean, PCGrad, Sum
 
 AGGREGATORS = [Mean(), Sum(), MGDA(), PCGrad(), CAGrad(), IMTLG()]
@@ -127,6 +128,40 @@ class TestPlain:
         _, expected = step(toy, FlatMTL(lambda J: J[0].clone(), SAM(0.1)))
         _, d = step(toy, FlatMTL(lambda J: J[0], SAM(0.1)))
         assert_same(d, expected)
+
+    def test_the_memory_of_a_function_is_its_own(self):
+        kept = []
+
+        def mean(J):
+            kept.append(J.mean(0))
+            return kept[-1]
+
+        toy = Toy()
+        step(toy, FlatMTL(mean, SAM(0.5)))
+        _, plain = step(toy, FlatMTL(mean))
+        assert_same(kept[0], plain)
+
+    def test_a_sparse_gradient_that_is_there_becomes_a_dense_one(self):
+        toy = Toy()
+        parameters = toy.split()
+        weight = toy.trunk[0].weight
+        weight.grad = torch.ones_like(weight).to_sparse()
+        FlatMTL(Mean()).backward(toy.closure, parameters)
+        added = weight.grad - 1.0
+        toy.zero_grad()
+        FlatMTL(Mean()).backward(toy.closure, parameters)
+        torch.testing.assert_close(added, weight.grad)
+
+    @pytest.mark.parametrize("aggregator", [Mean(), MGDA(), CAGrad(), IMTLG(), PCGrad()], ids=repr)
+    def test_the_default_device_does_not_matter(self, aggregator):
+        toy = Toy()
+        parameters = toy.split()
+        torch.set_default_device("meta")
+        try:
+            FlatMTL(aggregator, SAM(0.1)).backward(toy.closure, parameters)
+        finally:
+            torch.set_default_device(None)
+        assert toy.trunk[0].weight.grad.norm() > 0
 
     def test_gradients_are_added_to_those_that_are_there(self):
         toy, mtl = Toy(), FlatMTL(Mean(), SAM(0.1))
@@ -277,6 +312,31 @@ class TestWorld:
         assert_same(toy.contents(), once.contents())
         assert toy.training
 
+    @pytest.mark.parametrize(
+        "wrap", [torch.jit.script, lambda m: torch.compile(m, backend="eager")], ids=["script", "compile"]
+    )
+    @pytest.mark.parametrize("known", [True, False], ids=["with the model", "without the model"])
+    @pytest.mark.filterwarnings("ignore")
+    def test_buffers_of_a_compiled_trunk_are_those_of_one_clean_pass(self, wrap, known):
+        toy = Toy(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
+        parameters, plain = toy.split(), toy.trunk
+        parameters = TaskParameters(parameters.shared, parameters.heads, model=toy if known else None)
+        toy.trunk = wrap(plain)
+        FlatMTL(Mean(), SAM(0.5)).backward(toy.closure, parameters)
+        assert plain[1].num_batches_tracked == 1
+
+    def test_buffers_of_modules_outside_the_model_are_put_back_too(self, monkeypatch):
+        monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)  # as if nothing had been compiled
+        toy, backbone = Toy(), nn.BatchNorm1d(4).double()
+        parameters = toy.split()
+
+        def closure(tasks):
+            z = toy.trunk(backbone(toy.x))
+            return {t: toy.heads[t](z).square().mean() for t in tasks}
+
+        FlatMTL(Mean(), SAM(0.5)).backward(closure, parameters)
+        assert backbone.num_batches_tracked == 1
+
     def test_perturbed_pass_starts_from_the_buffers_of_the_clean_one(self):
         """Spectral norm takes one power iteration a pass: a second one would look like a flat gradient."""
         toy = Toy(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5)))
@@ -301,6 +361,35 @@ class TestWorld:
         with pytest.raises(KeyboardInterrupt):
             mtl.backward(closure, parameters)
         assert_same((toy.contents(), toy.gradients(), mtl.state_dict()), before)
+
+    def test_weights_come_back_when_a_signal_comes_while_they_are_put_back(self, monkeypatch):
+        toy, copies = Toy(), []
+        parameters, before = toy.split(), toy.contents()
+
+        def copy_(source, *, to):
+            copies.append(len(to))
+            if len(copies) == 2:  # the first to be put back
+                to[0].copy_(source[0])
+                raise KeyboardInterrupt
+            for place, tensor in zip(to, source, strict=True):
+                place.copy_(tensor)
+
+        monkeypatch.setattr(perturbations, "_copy", copy_)
+        with pytest.raises(KeyboardInterrupt):
+            FlatMTL(Mean(), SAM(0.5)).backward(toy.closure, parameters)
+        assert_same(toy.contents(), before)
+
+    def test_a_step_within_a_step_of_the_same_object_is_refused(self):
+        toy, mtl = Toy(), FlatMTL(Mean(), SAM(0.1))
+        parameters = toy.split()
+
+        def closure(tasks):
+            mtl.backward(toy.closure, parameters)
+            return toy.closure(tasks)
+
+        with pytest.raises(RuntimeError, match="by a closure of the same FlatMTL"):
+            mtl.backward(closure, parameters)
+        mtl.backward(toy.closure, parameters)
 
     def test_works_within_no_grad(self):
         toy = Toy()
@@ -460,6 +549,14 @@ class TestNonfinite:
         assert result.dropped == ("right",)
         assert all(p.grad is None for p in toy.parameters())
 
+    def test_dropping_every_task_leaves_the_buffers_as_they_were(self, gradient):
+        toy = Toy(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
+        parameters, before = toy.split(["right"]), toy.contents()
+        mtl = FlatMTL(Mean(), SAM(0.1), on_nonfinite="drop_task")
+        result = mtl.backward(spoilt(toy, "right", math.nan, gradient=gradient), parameters)
+        assert result.skipped
+        assert_same(toy.contents(), before)
+
     @pytest.mark.parametrize("combine", COMBINE)
     def test_in_the_perturbed_pass_only_the_flat_part_is_dropped(self, gradient, combine):
         toy = Toy()
@@ -518,6 +615,13 @@ class TestScaler:
         assert result.skipped
         assert_same((toy.contents(), mtl.state_dict()), before)
         assert scaler.get_scale() == 2.0
+
+    def test_a_scaler_that_is_switched_off_is_none(self):
+        toy = Toy()
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        with pytest.raises(FloatingPointError, match="'right'"):
+            step(toy, FlatMTL(Mean(), SAM(0.1)), spoilt(toy, "right", 0.0, gradient=True), scaler=scaler)
+        assert all(p.grad is None for p in toy.parameters())
 
     def test_a_loss_that_is_not_finite_follows_the_option(self):
         toy = Toy()
@@ -600,6 +704,10 @@ class TestRefusals:
         parameters = toy.split(["left", "right"])
         with pytest.raises(error, match=message):
             FlatMTL(Mean()).backward(lambda tasks: returned, parameters)
+
+    def test_a_direction_that_is_not_finite(self):
+        with pytest.raises(FloatingPointError, match="direction that is not finite"):
+            step(Toy(), FlatMTL(lambda J: J[0] / 0.0))
 
     def test_a_task_that_shares_nothing(self):
         toy = Toy()

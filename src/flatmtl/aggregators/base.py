@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ClassVar, cast
@@ -89,8 +90,14 @@ class GramianAggregator(Aggregator):
         check_jacobian(jacobian)
         jacobian = jacobian.detach()
         G, scale = gramian(jacobian)
-        w = self.weights(G, context) if self.uses_context else self.weights(G)
+        with on_cpu():
+            w = self.weights(G, context) if self.uses_context else self.weights(G)
         return weighted_sum(jacobian, w * scale ** (self.degree - 1.0))
+
+
+def on_cpu() -> AbstractContextManager[Any]:
+    """Return a context in which new tensors are on the CPU, whatever the default device is."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 AnyAggregator = Aggregator | Callable[[Tensor], Tensor]

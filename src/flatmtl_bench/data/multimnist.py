@@ -1,5 +1,6 @@
 """Multi-MNIST and its two Fashion-MNIST variants: two pictures in one, one task for each."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,14 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
         self.name, self.split, self.source = name, split, source
         self.origin = "; ".join(pictures.origin for pictures in sources.values())
         self.candidates = max(map(len, positions))
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of the pictures and labels of this split, to tell data from other data."""
+        digest = hashlib.sha256(self.pictures.numpy().tobytes())
+        for labels in self.targets.values():
+            digest.update(labels.numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self.pictures)

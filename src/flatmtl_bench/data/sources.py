@@ -4,7 +4,6 @@ import contextlib
 import functools
 import io
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +122,10 @@ def _npz(path: Path) -> Pictures:
             if lacking:
                 raise ValueError(f"it lacks {' and '.join(map(repr, lacking))}, has: {', '.join(archive.files)}")
             images, labels = archive["images"], archive["labels"]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            for key, array in (("images", images), ("labels", labels)):
+                if not isinstance(array, np.ndarray) or array.ndim == 0:
+                    raise ValueError(f"{key!r} is no array")
+    except Exception as error:  # a damaged archive can raise nearly anything
         raise ValueError(f"cannot read {path}: {_reason(error)}. Expected an .npz {_NPZ}; see numpy.savez.") from None
     return _checked(images, labels, (path, path), f"{len(images):,} pictures of {path}")
 

@@ -1,6 +1,7 @@
 """What a run is made of: one frozen dataclass whose fields are the flags of `flatmtl run`."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_type_hints
@@ -41,6 +42,12 @@ class Data:
     """Share of the source pictures held out for validation; 0: no validation part."""
     download: bool = False
     """Fetch what is not there, for --source full."""
+
+    def __post_init__(self) -> None:
+        for name in ("train_pairs", "validation_pairs", "test_pairs"):
+            pairs = getattr(self, name)
+            if pairs is not None and pairs < 1:
+                raise ValueError(f"data.{name} must be at least 1, got {pairs}. Leave it out for the usual number.")
 
     def options(self, split: Split) -> dict[str, Option]:
         """Return the options of :func:`flatmtl_bench.data.build` for one split."""
@@ -145,6 +152,13 @@ class Config:
         for name, radius in (("rho", self.rho), ("sharpness.rho", self.sharpness.rho)):
             if radius < 0:
                 raise ValueError(f"{name} must not be negative, got {radius}. For a plain method choose its recipe.")
+            if not math.isfinite(radius):
+                raise ValueError(f"{name} must be a finite number, got {radius}. Useful radii lie between 0.005 and 5.")
+        if self.sharpness.samples < 0 or (self.sharpness.samples and not self.sharpness.rho):
+            raise ValueError(
+                f"sharpness is measured with --sharpness.rho above 0 on at least one sample, got rho "
+                f"{self.sharpness.rho} and {self.sharpness.samples} samples. Not to measure it: --sharpness.samples 0."
+            )
         if self.rho > 0 and self.method.perturbation == "none":
             raise ValueError(
                 f"rho is {self.rho}, but {self.recipe} is a plain method (--method.perturbation none). "
