@@ -7,6 +7,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Parameter
 
+from flatmtl._options import check_known
 from flatmtl.aggregators.base import AnyAggregator
 from flatmtl.branches import Branch, Branches
 from flatmtl.closures import Closure
@@ -96,11 +97,11 @@ class FlatMTL:
         process_group: None = None,
     ) -> None:
         _check_kinds(aggregator, perturbation)
-        _check_option("combine", combine, tuple(_COPIES))
-        _check_option("flat_scale", flat_scale, ("linear", "raw"))
-        _check_option("schedule", schedule, (None,))
-        _check_option("on_nonfinite", on_nonfinite, ("raise", "drop_task", "skip_step"))
-        _check_option("process_group", process_group, (None,))
+        check_known("combine", combine, tuple(_COPIES))
+        check_known("flat_scale", flat_scale, ("linear", "raw"))
+        check_known("schedule", schedule, (None,))
+        check_known("on_nonfinite", on_nonfinite, ("raise", "drop_task", "skip_step"))
+        check_known("process_group", process_group, (None,))
         self.aggregator = aggregator
         self.options = Options(perturbation, combine, flat_scale, on_nonfinite)
         self._branches = Branches(aggregator, _COPIES[combine])
@@ -145,17 +146,13 @@ class FlatMTL:
         """
         closures = _closures(closure)
         _check_parameters(parameters)
-        if scaler is not None and not hasattr(scaler, "scale"):
-            raise TypeError(f"scaler is {scaler!r}; expected a torch.amp.GradScaler, or None for none.")
-        if self._rows is None or not self._rows.fits(parameters):
-            self._rows = Rows(parameters)
-        if scaler is not None and not scaler.is_enabled():
-            scaler = None
         if self._busy:
             raise RuntimeError(
                 "backward was called by a closure of the same FlatMTL; give the closure's own step another."
             )
-        passes = Passes(closures, parameters, self._rows, scaler, asks_all=self._asks_all)
+        if self._rows is None or not self._rows.fits(parameters):
+            self._rows = Rows(parameters)
+        passes = Passes(closures, parameters, self._rows, _enabled(scaler), asks_all=self._asks_all)
         state = self._branches.state_dict()
         self._busy = True
         try:
@@ -212,6 +209,13 @@ def _closures(closure: object) -> list[Closure]:
     return closures
 
 
+def _enabled(scaler: GradScaler | None) -> GradScaler | None:
+    """Return the scaler, ``None`` if it is switched off."""
+    if scaler is not None and not hasattr(scaler, "scale"):
+        raise TypeError(f"scaler is {scaler!r}; expected a torch.amp.GradScaler, or None for none.")
+    return scaler if scaler is not None and scaler.is_enabled() else None
+
+
 def _check_parameters(parameters: TaskParameters) -> None:
     if not isinstance(parameters, TaskParameters):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
@@ -235,8 +239,3 @@ def _check_kinds(aggregator: object, perturbation: object) -> None:
         raise TypeError(
             f"perturbation is {perturbation!r}; expected SAM(rho), ASAM(rho), or None for the plain method."
         )
-
-
-def _check_option(name: str, value: object, known: Sequence[object]) -> None:
-    if value not in known:
-        raise ValueError(f"unknown {name} {value!r}. Known: {', '.join(map(str, known))}.")

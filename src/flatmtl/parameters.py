@@ -64,10 +64,14 @@ class TaskParameters:
         self._check_owners()
 
     @property
+    def everything(self) -> list[Parameter]:
+        """The shared parameters, then those of each head."""
+        return [*self.shared, *(p for head in self.heads.values() for p in head)]
+
+    @property
     def devices(self) -> list[torch.device]:
         """The devices that hold a parameter, each once."""
-        own = [p for head in self.heads.values() for p in head]
-        return list(dict.fromkeys(p.device for p in [*self.shared, *own]))
+        return list(dict.fromkeys(p.device for p in self.everything))
 
     def check_trainable(self) -> None:
         """Raise if a parameter was frozen since the split was made.
@@ -75,7 +79,7 @@ class TaskParameters:
         Raises:
             ValueError: naming the parameter.
         """
-        for parameter in [*self.shared, *(p for head in self.heads.values() for p in head)]:
+        for parameter in self.everything:
             if not parameter.requires_grad:
                 raise ValueError(
                     f"{self._name(parameter)} no longer requires a gradient, but did when the parameters were "

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from flatmtl.closures import Closure
+from flatmtl.closures import Closure, evaluate
 from flatmtl.gradients import Gradient, Rows, add, gradient, scaled
 from flatmtl.parameters import TaskParameters
 from flatmtl.perturbations import SAM, Part, perturbed
@@ -208,12 +208,12 @@ class Passes:
         start, closure = self._starts[number], self._closures[number]
         if not self.asks_all:
             start.restore()
-            losses = start.run(closure, names)
+            losses = evaluate(closure, names)
             if self._ends[number].streams.stand_still():
                 return _complete(losses, names)
             self.asks_all = True
         start.restore()
-        return _complete(start.run(closure, self.parameters.tasks), names)
+        return _complete(evaluate(closure, self.parameters.tasks), names)
 
 
 def _sum(

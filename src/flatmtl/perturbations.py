@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flatmtl._linalg import norm as euclidean_norm
+from flatmtl._options import check_known
 
 
 class Part(NamedTuple):
@@ -69,9 +70,11 @@ class SAM:
     ) -> None:
         self.rho = _radius("rho", rho)
         self.rho_heads = self.rho if rho_heads is None else _radius("rho_heads", rho_heads)
-        self.norm = _one_of("norm", norm, ("separate", "joint"))
+        check_known("norm", norm, ("separate", "joint"))
+        self.norm = norm
         self.local = None if local is None else _share("local", local)
-        self.scope = _one_of("scope", scope, ("global", "rank"))
+        check_known("scope", scope, ("global", "rank"))
+        self.scope = scope
 
     @property
     def is_none(self) -> bool:
@@ -165,7 +168,8 @@ class ASAM(SAM):
         adapt: Literal["all", "matrices"] = "all",
     ) -> None:
         super().__init__(rho, rho_heads=rho_heads, norm=norm, local=local, scope=scope)
-        self.adapt = _one_of("adapt", adapt, ("all", "matrices"))
+        check_known("adapt", adapt, ("all", "matrices"))
+        self.adapt = adapt
 
     def is_adaptive(self, weight: Tensor) -> bool:
         """Return whether the step on ``weight`` is scaled by its entries."""
@@ -227,9 +231,3 @@ def _share(name: str, value: float) -> float:
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} must lie in [0, 1], got {value}. 1 perturbs each task apart, 0 all tasks alike.")
     return float(value)
-
-
-def _one_of(name: str, value: str, known: Sequence[str]) -> str:
-    if value not in known:
-        raise ValueError(f"unknown {name} {value!r}. Known: {', '.join(known)}.")
-    return value

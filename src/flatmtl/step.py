@@ -173,8 +173,7 @@ class Step:
 
     def write_overflow(self) -> None:
         """Leave every gradient infinite, so that the scaler skips the step of whichever optimizer holds it."""
-        parameters = self.passes.parameters
-        for parameter in [*parameters.shared, *(p for head in parameters.heads.values() for p in head)]:
+        for parameter in self.passes.parameters.everything:
             add_to_grad(parameter, torch.full_like(parameter, math.inf, requires_grad=False))
 
     def result(self, *, skipped: bool = False) -> StepResult:

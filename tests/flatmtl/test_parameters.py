@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tests.library.toys import TASKS, Toy, assert_same
+from tests.flatmtl.toys import TASKS, Toy, assert_same
 from torch import nn
 
 from flatmtl import SAM, FlatMTL, TaskParameters, split_parameters

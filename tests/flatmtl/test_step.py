@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.library.toys import TASKS, Toy, assert_same
+from tests.flatmtl.toys import TASKS, Toy, assert_same
 from tests.reference import algorithm1
 from torch import Tensor, nn
 
