@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flatmtl._linalg import floats, gramian, weighted_sum
-from flatmtl._solvers import row_norms
+from flatmtl._solvers.rows import row_norms
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from flatmtl._solvers import EPS, row_norms, unit_rows
+from flatmtl._solvers.rows import EPS, row_norms, unit_rows
 from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
 
 

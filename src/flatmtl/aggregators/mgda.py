@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from flatmtl._linalg import floats
-from flatmtl._solvers import min_norm_point, row_norms
+from flatmtl._solvers.quadratic import min_norm_point
+from flatmtl._solvers.rows import row_norms
 from flatmtl.aggregators.base import Context, GramianAggregator, check_choice, in_float64
 
 Normalise = Literal["none", "l2", "loss", "loss+"]

@@ -1,11 +1,8 @@
-r"""Exact solutions of the ``m``-by-``m`` problems behind the aggregators, from the Gramian alone.
-
-Everything here takes and returns float64 tensors on the CPU, uses relative tolerances only, and either
-reaches the optimum to working precision or raises.
+r"""Quadratic problems over weights that are not negative, solved by one active-set method.
 
 Rows are scaled to unit length first, so that tasks whose gradients differ by many orders of magnitude are
 treated alike. With ``U`` the Gramian of the unit rows, :math:`a_i = \min_j \lVert g_j \rVert / \lVert g_i \rVert` and
-weights :math:`w_i = a_i v_i`, one active-set method solves every problem of the form
+weights :math:`w_i = a_i v_i`, every problem has the form
 
 .. math::
     \min_{v \ge 0} \; \tfrac12 v^\top U v + t \, b^\top v
@@ -22,9 +19,7 @@ import torch
 from torch import Tensor
 
 from flatmtl._linalg import floats
-
-EPS = torch.finfo(torch.float64).eps
-NOISE = 16 * EPS  # rounding of sums of products of unit rows
+from flatmtl._solvers.rows import EPS, NOISE, row_norms, unit_rows
 
 
 def min_norm_point(gramian: Tensor) -> Tensor:
@@ -92,16 +87,6 @@ def cone_weights(gramian: Tensor, products: Tensor) -> Tensor:
     unit = norms[rows].min()
     face, v = _Program(U, products[rows] / (norms[rows] * unit), None).minimise(t=1.0)
     return x.index_add(0, rows, face.spread(v, a))
-
-
-def row_norms(gramian: Tensor) -> Tensor:
-    """Return the Euclidean norms of the rows behind a Gramian, shape ``(m,)``."""
-    return gramian.diagonal().clamp(min=0.0).sqrt()
-
-
-def unit_rows(gramian: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the Gramian of the unit rows, and the shortest norm divided by each norm."""
-    return gramian / norms[:, None] / norms, norms.min() / norms
 
 
 def _nearest_on_segment(G: Tensor) -> Tensor:

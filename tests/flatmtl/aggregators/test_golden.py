@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatmtl.aggregators import IMTLG, MGDA, CAGrad, Mean, PCGrad, Sum
 
-MATRICES = json.loads((Path(__file__).parents[1] / "golden" / "aggregators.json").read_text())["matrices"]
+MATRICES = json.loads((Path(__file__).parents[2] / "golden" / "aggregators.json").read_text())["matrices"]
 every_matrix = pytest.mark.parametrize("entry", MATRICES, ids=[entry["id"] for entry in MATRICES])
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy import optimize
 from torch import Tensor
 
-from flatmtl import _solvers
-from flatmtl._solvers import cone_weights, conflict_averse_weights, min_norm_point, row_norms
+from flatmtl._solvers import quadratic
+from flatmtl._solvers.quadratic import cone_weights, conflict_averse_weights, min_norm_point
+from flatmtl._solvers.rows import row_norms, unit_rows
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -137,8 +138,8 @@ def test_min_norm_point_agrees_with_scipy(seed):
 def test_min_norm_point_of_two_rows_is_also_found_by_the_active_set_method():
     for seed in range(20):
         J = randn(2, 4, seed=seed)
-        U, a = _solvers.unit_rows(J @ J.T, row_norms(J @ J.T))
-        face, v = _solvers._Program(U, torch.zeros_like(a), a).minimise(t=0.0)
+        U, a = unit_rows(J @ J.T, row_norms(J @ J.T))
+        face, v = quadratic._Program(U, torch.zeros_like(a), a).minimise(t=0.0)
         torch.testing.assert_close(face.spread(v, a) / face.spread(v, a).sum(), min_norm_point(J @ J.T))
 
 
@@ -240,7 +241,7 @@ def test_conflict_averse_direction_of_two_unit_rows_in_closed_form(c):
 def test_conflict_averse_weights_are_found_by_bisection_alone(monkeypatch):
     problems = [(randn(m, 9, seed=m), c) for m in (2, 3, 5, 8) for c in (0.2, 0.9)]
     expected = [J.T @ conflict_averse_weights(J @ J.T, c) for J, c in problems]
-    monkeypatch.setattr(_solvers._Face, "root", lambda self, radius: math.nan)
+    monkeypatch.setattr(quadratic._Face, "root", lambda self, radius: math.nan)
     for (J, c), d in zip(problems, expected, strict=True):
         torch.testing.assert_close(J.T @ conflict_averse_weights(J @ J.T, c), d)
 
@@ -300,16 +301,16 @@ class TestNeverSilent:
 
         def always_another(self, t, support, values):
             face = self._face([0])
-            return _solvers._Face([next(unseen)], face.index, face.rows, face.A, face.base, face.slope)
+            return quadratic._Face([next(unseen)], face.index, face.rows, face.A, face.base, face.slope)
 
-        monkeypatch.setattr(_solvers._Program, "_descend", always_another)
-        monkeypatch.setattr(_solvers._Program, "_most_violated", lambda *_: 1)
+        monkeypatch.setattr(quadratic._Program, "_descend", always_another)
+        monkeypatch.setattr(quadratic._Program, "_most_violated", lambda *_: 1)
         with pytest.raises(RuntimeError, match="found no optimum for 3 tasks"):
             min_norm_point(torch.eye(3, dtype=torch.float64))
 
     def test_an_unfinished_search_raises(self, monkeypatch):
-        monkeypatch.setattr(_solvers._Face, "root", lambda self, radius: math.nan)
-        monkeypatch.setattr(_solvers, "EPS", 0.0)
+        monkeypatch.setattr(quadratic._Face, "root", lambda self, radius: math.nan)
+        monkeypatch.setattr(quadratic, "EPS", 0.0)
         J = randn(3, 5)
         with pytest.raises(RuntimeError, match="Please report it with the Gramian"):
             conflict_averse_weights(J @ J.T, 0.4)

@@ -1,0 +1,17 @@
+"""Lengths of the rows behind a Gramian, and the rounding that every solver works at."""
+
+import torch
+from torch import Tensor
+
+EPS = torch.finfo(torch.float64).eps
+NOISE = 16 * EPS  # rounding of sums of products of unit rows
+
+
+def row_norms(gramian: Tensor) -> Tensor:
+    """Return the Euclidean norms of the rows behind a Gramian, shape ``(m,)``."""
+    return gramian.diagonal().clamp(min=0.0).sqrt()
+
+
+def unit_rows(gramian: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the Gramian of the unit rows, and the shortest norm divided by each norm."""
+    return gramian / norms[:, None] / norms, norms.min() / norms
