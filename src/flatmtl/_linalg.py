@@ -5,8 +5,8 @@ float64, block by block: no float64 copy of a whole Jacobian is ever made.
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -15,28 +15,51 @@ BLOCK_IN_CACHE = 1 << 17  # entries; in float64 they stay in a processor's cache
 BLOCK_ON_DEVICE = 1 << 22  # entries; an accelerator wants fewer, larger pieces
 
 
-def gramian(jacobian: Tensor) -> tuple[Tensor, float]:
-    r"""Return ``G`` and ``s`` with :math:`J J^\top = s^2 G`, ``G`` of shape ``(m, m)`` in float64 on the CPU.
+class Gramian(NamedTuple):
+    r"""Inner products of rows, :math:`J J^\top = s^2 G`; the factor is apart so that squares stay within float64.
 
-    ``s`` is a power of two near the largest entry of ``J`` for float64 input, so that squares neither under-
-    nor overflow; it is 1 for narrower dtypes, whose squares float64 always holds. A row that is not finite
-    makes its own row and column of ``G`` non-finite and no other.
+    Attributes:
+        G: ``(m, m)`` in float64 on the CPU.
+        scale: ``s``, a power of two.
+    """
+
+    G: Tensor
+    scale: float
+
+    def of(self, rows: Sequence[int]) -> "Gramian":
+        """Return the Gramian of some of the rows."""
+        return Gramian(self.G[rows][:, rows], self.scale)
+
+    def products(self) -> Tensor:
+        r"""Return :math:`J J^\top`, whose squares may under- or overflow."""
+        return self.G * self.scale**2
+
+    def norms(self) -> Tensor:
+        """Return the norms of the rows, shape ``(m,)``."""
+        return self.G.diagonal().sqrt() * self.scale
+
+
+def gramian(jacobian: Tensor) -> Gramian:
+    """Return the Gramian of the rows of ``jacobian``.
+
+    The scale is a power of two near the largest entry of ``J`` for float64 input; it is 1 for narrower dtypes, whose
+    squares float64 always holds. A row that is not finite makes its own row and column non-finite and no other.
     """
     m = jacobian.shape[0]
     scale = _power_of_two_near(jacobian) if jacobian.dtype == torch.float64 else 1.0
     G = torch.zeros(m, m, dtype=torch.float64, device=jacobian.device)
-    for _, block in _wide_blocks(jacobian):
+    for _, block in wide_blocks(jacobian):
         if scale != 1.0:
             block.div_(scale)
         G.addmm_(block, block.T)
-    return G.cpu(), scale
+    return Gramian(G.cpu(), scale)
 
 
 def weighted_sum(jacobian: Tensor, weights: Tensor) -> Tensor:
     r"""Return :math:`J^\top w` of shape ``(n,)`` in the dtype of ``J``, summed in float64 and rounded once."""
     total = jacobian.new_empty(jacobian.shape[1])
     weights = weights.to(jacobian.device, torch.float64)
-    for columns, block in _wide_blocks(jacobian):
+    for columns, block in wide_blocks(jacobian):
         total[columns] = torch.mv(block.T, weights)
     return total
 
@@ -85,7 +108,7 @@ def _norm(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.float64:
         return _scaled_norm(tensor)
     squares = torch.zeros((), dtype=torch.float64, device=tensor.device)
-    for _, block in _wide_blocks(tensor.detach().reshape(1, -1)):
+    for _, block in wide_blocks(tensor.detach().reshape(1, -1)):
         squares += torch.dot(block[0], block[0])
     return squares.sqrt()
 
@@ -99,7 +122,7 @@ def _scaled_norm(x: Tensor) -> Tensor:
     return cast("Tensor", torch.linalg.vector_norm(x.detach() / unit)) * unit
 
 
-def _wide_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def wide_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of columns and their entries in float64; each block overwrites the one before."""
     m, n = matrix.shape
     width = min(n, max(_entries_per_block(matrix) // max(m, 1), 1))

@@ -1,14 +1,15 @@
 """The aggregator a user gave, and the copies of it that aggregate something else beside it."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from flatmtl._linalg import gramian, weighted_sum
-from flatmtl.aggregators.base import Aggregator, AnyAggregator, Context, GramianAggregator, on_cpu
+from flatmtl._linalg import Gramian, gramian, norm, weighted_sum
+from flatmtl.aggregators.base import Aggregator, AnyAggregator, Context, GramianAggregator, LossWeighting, on_cpu
 
 Branch = Literal["loss", "flat", "pair"]
 """What is aggregated: a row for each task, the flat gradients beside them, or two vectors."""
@@ -33,7 +34,7 @@ class Branches:
         """How directions scale with the rows; 1 for a function that does not say."""
         return float(getattr(self._of["loss"], "degree", 1.0))
 
-    def aggregate(self, branch: Branch, J: Tensor, G: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
+    def aggregate(self, branch: Branch, J: Tensor, G: Gramian | None, context: Context) -> tuple[Tensor, Tensor | None]:
         """Return the direction of the rows of ``J``, in memory of its own, and the weights if there are any.
 
         Args:
@@ -49,14 +50,50 @@ class Branches:
         aggregator = self._of[branch]
         more = (context,) if getattr(aggregator, "uses_context", False) else ()
         if isinstance(aggregator, GramianAggregator):
-            problem, scale = gramian(J) if G is None else (G, 1.0)
-            with on_cpu():
-                weights = aggregator.weights(problem, *more) * scale ** (aggregator.degree - 1.0)
+            weights = aggregator.weights_of(gramian(J) if G is None else G, *more)
             return weighted_sum(J, weights), weights
         version = J._version
         d: Any = cast("Any", aggregator)(J, *more)
         _check_direction(aggregator, d, J, changed=J._version != version)
         return d.detach().clone().to(J), None  # the rows, or the aggregator's own memory, may be what it returned
+
+    def parameters(self) -> Iterable[Parameter]:
+        """Return the trainable parameters of the aggregator."""
+        return getattr(self._of["loss"], "parameters", tuple)()
+
+    def weigh(self, context: Context) -> Tensor:
+        """Return the weights of the losses, ``(m,)``, float64 on the CPU; for a loss weighting.
+
+        Raises:
+            ValueError: if the weighting does not return one finite weight for each loss.
+        """
+        weighting = cast(LossWeighting, self._of["loss"])
+        with on_cpu():
+            w: Any = weighting.weights(context.losses, context)
+        if not isinstance(w, Tensor) or w.shape != context.losses.shape or not bool(torch.isfinite(w).all()):
+            raise ValueError(
+                f"the loss weighting {weighting!r} returned {w!r} for {len(context.losses)} losses; expected a finite "
+                "weight for each."
+            )
+        return w.detach().to("cpu", torch.float64)
+
+    def own_gradients(self, context: Context) -> list[tuple[Parameter, Tensor]]:
+        """Return the parameters of a loss weighting that these losses train, with their gradients."""
+        with on_cpu():
+            return cast(LossWeighting, self._of["loss"]).own_gradients(context.losses, context)
+
+    def after_step(self, context: Context) -> None:
+        """Tell the aggregator the losses after the step."""
+        with on_cpu():
+            cast(Aggregator, self._of["loss"]).after_step(context.losses, context)
+
+    def limit(self, d: Tensor) -> None:
+        """Shorten a direction in place to what the aggregator allows."""
+        longest = getattr(self._of["loss"], "max_norm", None)
+        if longest is not None:
+            length = float(norm([d]))
+            if length > longest:
+                d.mul_(longest / length)
 
     def start_epoch(self, epoch: int, total: int | None) -> None:
         """Tell whatever counts epochs that one begins."""

@@ -39,26 +39,27 @@ class Rows:
 
     Args:
         parameters: whose shared parameters, flattened and in their order, are the columns.
+        count: number of rows.
 
     Attributes:
-        matrix: ``(m, n)`` in float32 or better; the first ``k`` rows are those of the ``k`` present tasks.
+        matrix: ``(count, n)`` in float32 or better; the first ``k`` rows are those of the ``k`` present tasks.
     """
 
-    def __init__(self, parameters: TaskParameters) -> None:
+    def __init__(self, parameters: TaskParameters, count: int) -> None:
         shared = parameters.shared
         dtype = torch.float32
         for parameter in shared:
             dtype = torch.promote_types(dtype, parameter.dtype)
         sizes = [p.numel() for p in shared]
-        self.matrix = torch.empty(len(parameters.tasks), sum(sizes), dtype=dtype, device=shared[0].device)
+        self.matrix = torch.empty(count, sum(sizes), dtype=dtype, device=shared[0].device)
         self._kinds = [(p.shape, p.dtype, p.device) for p in shared]
         self._shapes = [p.shape for p in shared]
         self._sizes = sizes
 
-    def fits(self, parameters: TaskParameters) -> bool:
-        """Return whether the buffer was made for parameters such as these."""
+    def fits(self, parameters: TaskParameters, count: int) -> bool:
+        """Return whether the buffer was made for parameters such as these and as many rows."""
         now = [(p.shape, p.dtype, p.device) for p in parameters.shared]
-        return len(parameters.tasks) == len(self.matrix) and now == self._kinds
+        return len(self.matrix) == count and now == self._kinds
 
     @cached_property
     def places(self) -> list[Tensor]:

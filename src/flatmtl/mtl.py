@@ -8,7 +8,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import Parameter
 
 from flatmtl._options import check_known
-from flatmtl.aggregators.base import AnyAggregator
+from flatmtl.aggregators.base import AnyAggregator, LossWeighting
 from flatmtl.branches import Branch, Branches
 from flatmtl.closures import Closure
 from flatmtl.gradients import Rows
@@ -17,6 +17,7 @@ from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM
 from flatmtl.stats import StepResult
 from flatmtl.step import Combine, FlatScale, OnNonfinite, Options, Step
+from flatmtl.weighted import SummedPasses, SummedStep, TaskByTask, WeightedStep
 
 _COPIES: Mapping[str, tuple[Branch, ...]] = {
     "individual": ("flat",),
@@ -103,11 +104,14 @@ class FlatMTL:
         check_known("on_nonfinite", on_nonfinite, ("raise", "drop_task", "skip_step"))
         check_known("process_group", process_group, (None,))
         self.aggregator = aggregator
+        if isinstance(aggregator, LossWeighting):
+            combine = "direct"  # all are the same for a sum
         self.options = Options(perturbation, combine, flat_scale, on_nonfinite)
         self._branches = Branches(aggregator, _COPIES[combine])
         self._asks_all = False
         self._busy = False
         self._rows: Rows | None = None
+        self._last: Passes | None = None
 
     def backward(
         self,
@@ -150,27 +154,77 @@ class FlatMTL:
             raise RuntimeError(
                 "backward was called by a closure of the same FlatMTL; give the closure's own step another."
             )
-        if self._rows is None or not self._rows.fits(parameters):
-            self._rows = Rows(parameters)
-        passes = Passes(closures, parameters, self._rows, _enabled(scaler), asks_all=self._asks_all)
+        self._last = None
         state = self._branches.state_dict()
+        step = self._step(closures, parameters, _enabled(scaler))
         self._busy = True
         try:
-            result = Step(passes, self._branches, self.options).run()
+            try:
+                result = step.run()
+            except TaskByTask:
+                step.passes.start_over()
+                self._branches.load_state_dict(state)
+                step = self._step(closures, parameters, _enabled(scaler), at_once=False)
+                result = step.run()
         except BaseException:
-            passes.roll_back()
+            step.passes.roll_back()
             self._branches.load_state_dict(state)
             raise
         finally:
             self._busy = False
         if result.skipped:
             self._branches.load_state_dict(state)
-        self._asks_all = passes.asks_all
+        elif getattr(self.aggregator, "learns_from_step", False):
+            self._last = step.passes
+        self._asks_all = step.passes.asks_all
         return result
+
+    def after_step(self, closure: Closure | Sequence[Closure]) -> None:
+        """Show an aggregator that learns from it (FAMO) what the optimizer's step did to the losses.
+
+        To be called after ``optimizer.step()`` with the closure of the same batch, which is evaluated once more, from
+        the same random streams and buffers as in :meth:`backward`; these stand afterwards where they stood. For every
+        other aggregator, and after a skipped step, nothing is done, so that a training loop can always call it.
+
+        Raises:
+            ValueError: if the number of closures is not that of :meth:`backward`.
+        """
+        passes, self._last = self._last, None
+        if passes is None:
+            return
+        closures = _closures(closure)
+        if len(closures) != passes.count:
+            raise ValueError(f"after_step got {len(closures)} closures; expected the {passes.count} of backward.")
+        self._branches.after_step(passes.losses_after(closures))
+
+    def _step(
+        self,
+        closures: Sequence[Closure],
+        parameters: TaskParameters,
+        scaler: GradScaler | None,
+        *,
+        at_once: bool = True,
+    ) -> Step:
+        """Return the step to run; a loss weighting's is on the sum of the losses, ``at_once`` if that can be."""
+        perturbation, asks_all = self.options.perturbation, self._asks_all
+        weighted = isinstance(self.aggregator, LossWeighting)
+        common = perturbation is None or perturbation.is_none or perturbation.local_of(weighted=True) == 0.0
+        if weighted and at_once and common and len(closures) == 1:
+            passes = SummedPasses(closures, parameters, self._buffer(parameters, 1), scaler, asks_all=asks_all)
+            return SummedStep(passes, self._branches, self.options)
+        rows = self._buffer(parameters, len(parameters.tasks))
+        passes = Passes(closures, parameters, rows, scaler, asks_all=asks_all)
+        return (WeightedStep if weighted else Step)(passes, self._branches, self.options)
+
+    def _buffer(self, parameters: TaskParameters, count: int) -> Rows:
+        """Return a buffer of so many rows, that of the last step if it fits."""
+        if self._rows is None or not self._rows.fits(parameters, count):
+            self._rows = Rows(parameters, count)
+        return self._rows
 
     def parameters(self) -> Iterable[Parameter]:
         """Return the trainable parameters of the aggregator, for the optimizer."""
-        return getattr(self.aggregator, "parameters", tuple)()
+        return self._branches.parameters()
 
     def start_epoch(self, epoch: int, total: int | None = None) -> None:
         """Tell whatever counts epochs that epoch ``epoch`` of ``total`` begins."""

@@ -1,12 +1,15 @@
 """The two kinds of pass over the data: the clean one, and the perturbed ones that repeat it elsewhere."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from flatmtl._linalg import weighted_sum
+from flatmtl.aggregators.base import Context
 from flatmtl.closures import Closure, evaluate
 from flatmtl.gradients import Gradient, Rows, add, gradient, scaled
 from flatmtl.parameters import TaskParameters
@@ -75,6 +78,11 @@ class Passes:
         self._starts: list[World] = []
         self._ends: list[World] = []
 
+    @property
+    def count(self) -> int:
+        """Number of closures."""
+        return len(self._closures)
+
     def clean(self) -> None:
         """Fill the rows with the loss gradients of the tasks that are present."""
         tasks: dict[str, Task] = {}
@@ -94,27 +102,60 @@ class Passes:
         self.rows.keep(some)
         self.tasks = [self.tasks[i] for i in some]
 
-    def perturbed(self, perturbation: SAM, take: Callable[[int, Tensor, Gradient, Gradient], None]) -> None:
+    def perturbed(
+        self,
+        perturbation: SAM,
+        take: Callable[[int, Tensor, Gradient, Gradient], None],
+        weights: Tensor | None = None,
+    ) -> None:
         """Call ``take(i, loss, part, head)`` with each task's loss and gradients at its perturbed weights.
 
-        Row ``i`` may be overwritten by then.
+        Row ``i`` may be overwritten by then. With ``weights`` the perturbations are those of the weighted losses;
+        what ``take`` gets is not weighted.
         """
-        local = 1.0 if perturbation.local is None else perturbation.local
-        mean = None if local == 1.0 else self.rows.matrix[: len(self.tasks)].mean(dim=0)
-        one_for_all = local == 0.0 and perturbation.norm == "separate"
-        everyone = list(range(len(self.tasks)))
+        J = self.rows.matrix[: len(self.tasks)]
+        w = torch.ones(len(J), dtype=torch.float64, device="cpu") if weights is None else weights
+        local = perturbation.local_of(weighted=weights is not None)
+        one_for_all = local == 0.0 and (perturbation.norm == "separate" or weights is not None)
+        common = None if local == 1.0 else weighted_sum(J, w if weights is not None and one_for_all else w / len(J))
+        everyone = list(range(len(J)))
         for group in [everyone] if one_for_all else [[i] for i in everyone]:
-            row = self.rows.matrix[group[0]]
-            along = row if mean is None else torch.lerp(mean, row, local)
-            trunk = Part(self.parameters.shared, self.rows.unflatten(along), perturbation.rho)
-            heads = [self._head(self.tasks[i], perturbation.rho_heads) for i in group]
-            places = [self.rows.places, *([torch.empty_like(w) for w in head.weights] for head in heads)]
-            with perturbed(perturbation, [trunk, *heads], places):
+            row = J[group[0]] if weights is None else J[group[0]] * w[group[0]].to(J)
+            along = row if common is None else torch.lerp(common, row, local)
+            heads = [self._head(self.tasks[i], perturbation.rho_heads, w[i]) for i in group]
+            with self._perturbed_weights(perturbation, along, heads):
                 self._perturbed_pass(group, take)
+
+    def _perturbed_weights(
+        self, perturbation: SAM, along: Tensor, heads: Sequence[Part]
+    ) -> AbstractContextManager[None]:
+        """Return a context in which the trunk is perturbed along a vector, and these heads along their gradients."""
+        trunk = Part(self.parameters.shared, self.rows.unflatten(along), perturbation.rho)
+        places = [self.rows.places, *([torch.empty_like(w) for w in head.weights] for head in heads)]
+        return perturbed(perturbation, [trunk, *heads], places)
 
     def finish(self) -> None:
         """Leave buffers and random streams where the clean pass left them."""
         self._ends[-1].restore()
+
+    def losses_after(self, closures: Sequence[Closure]) -> Context:
+        """Return the losses now of what the clean pass saw: from the same random streams and buffers."""
+        sums: dict[str, list[Tensor]] = {}
+        now = self._world()
+        try:
+            for start, closure in zip(self._starts, closures, strict=True):
+                start.restore()
+                for name, loss in evaluate(closure, self.parameters.tasks).items():
+                    sums.setdefault(name, []).append(loss.detach().double().cpu())
+        finally:
+            now.restore()
+        rows = {self.parameters.tasks.index(name): torch.stack(values).mean() for name, values in sums.items()}
+        return Context(tuple(sorted(rows)), torch.stack([rows[i] for i in sorted(rows)]))
+
+    def start_over(self) -> None:
+        """Put buffers and random streams back to before the step."""
+        for start in reversed(self._starts):
+            start.restore()
 
     def roll_back(self) -> None:
         """Put the buffers back to before the step, and the random streams to where the clean pass left them."""
@@ -138,17 +179,23 @@ class Passes:
     def _gradient(self, name: str, loss: Tensor, *, last: bool) -> tuple[Gradient, Gradient]:
         """Return the gradient of a loss on the shared parameters and on its head, scaled by the scaler."""
         shared = self.parameters.shared
-        if self._scaler is not None:
-            loss = self._scaler.scale(loss)
-        both = gradient(loss, [*shared, *self.parameters.heads[name]], keep_graph=not last)
+        both = gradient(self._scaled(loss), [*shared, *self.parameters.heads[name]], keep_graph=not last)
         part, head = both[: len(shared)], both[len(shared) :]
+        self._check_reached(name, part)
+        return part, head
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss times the scaler's scale."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def _check_reached(self, name: str, part: Gradient) -> None:
+        """Raise if a loss reaches no shared parameter."""
         if all(g is None for g in part):
             raise ValueError(
                 f"no gradient of task {name!r} reaches any shared parameter: the tasks are independent. "
                 "Check that the losses come from one forward pass and that nothing is detached (activation "
                 "checkpointing detaches with use_reentrant=True: pass False)."
             )
-        return part, head
 
     def _take_clean(
         self, tasks: dict[str, Task], number: int, name: str, loss: Tensor, part: Gradient, head: Gradient
@@ -174,10 +221,11 @@ class Passes:
             return None if count == 1 else torch.tensor(1.0 / count, dtype=torch.float64, device="cpu")
         return 1.0 / (self.scale * count)
 
-    def _head(self, task: Task, rho: float) -> Part:
-        """Return the parameters of a head that the loss reaches, with their gradients."""
+    def _head(self, task: Task, rho: float, weight: Tensor) -> Part:
+        """Return the parameters of a head that the loss reaches, with the gradients of the weighted loss."""
         own = self.parameters.heads[task.name]
-        pairs = [(p.detach(), g) for p, g in zip(own, task.head, strict=True) if g is not None]
+        gradients = task.head if float(weight) == 1.0 else scaled(task.head, weight, self.rows.matrix.dtype)
+        pairs = [(p.detach(), g) for p, g in zip(own, gradients, strict=True) if g is not None]
         return Part([p for p, _ in pairs], [g for _, g in pairs], rho)
 
     def _perturbed_pass(self, group: Sequence[int], take: Callable[[int, Tensor, Gradient, Gradient], None]) -> None:

@@ -37,7 +37,9 @@ class SAM:
         norm: ``"separate"`` norms for trunk and head (Algorithm 1), or one ``"joint"`` norm.
         local: the trunk is perturbed along ``local * g_i + (1 - local) * mean(g)``. 1 is the paper's, one
             perturbation for each task; 0 is one common to all tasks, which saves ``m - 1`` forward passes.
-            ``None`` stands for 1.
+            ``None`` stands for 1 with gradient aggregators and for 0 with loss weightings, whose ``g_i`` are those
+            of the weighted losses: there 0 is SAM on the weighted sum, and ``norm="joint"`` one norm over the trunk
+            and all heads.
         scope: ``"global"`` perturbs by gradients averaged over ranks, ``"rank"`` each rank by its own. The two
             are the same in one process.
 
@@ -80,6 +82,12 @@ class SAM:
     def is_none(self) -> bool:
         """Whether both radii are zero, so that nothing is perturbed."""
         return self.rho == 0.0 and self.rho_heads == 0.0
+
+    def local_of(self, *, weighted: bool) -> float:
+        """Return ``local``, or what ``None`` stands for: 1, or 0 where the tasks are ``weighted`` into one loss."""
+        if self.local is None:
+            return 0.0 if weighted else 1.0
+        return self.local
 
     def is_adaptive(self, weight: Tensor) -> bool:
         """Return whether the step on ``weight`` is scaled by its entries; never for SAM."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flatmtl._linalg import gramian, norm
+from flatmtl._linalg import Gramian, floats, gramian, norm
 from flatmtl.aggregators.base import Context
 from flatmtl.branches import Branch, Branches
 from flatmtl.gradients import Gradient, add_to_grad
@@ -32,7 +32,7 @@ class Options:
     on_nonfinite: OnNonfinite
 
 
-class _Skipped(Exception):
+class Skipped(Exception):
     """The step ends without an update."""
 
 
@@ -46,6 +46,7 @@ class Step:
     dropped: list[str] = field(default_factory=list[str])
     overflow: bool = False
     found: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    loss_gramian: Gramian | None = None
 
     def run(self) -> StepResult:
         """Return the result of the step, after adding to ``.grad``."""
@@ -55,7 +56,7 @@ class Step:
             if not self.passes.tasks:
                 return self.result(skipped=True)
             direction = self.direction()
-        except _Skipped:
+        except Skipped:
             self.passes.roll_back()
             if self.overflow:
                 self.write_overflow()
@@ -67,14 +68,15 @@ class Step:
     def check_clean(self) -> None:
         """Form the Gramian of the loss gradients, and act on tasks that are not finite."""
         tasks = self.passes.tasks
-        G = self.gramian(len(tasks))
-        sizes = [G[i, i] + _norm(task.head) for i, task in enumerate(tasks)]
+        gramian = self.gramian(len(tasks))
+        sizes = [gramian.G[i, i] + _norm(task.head) for i, task in enumerate(tasks)]
         finite = [self.is_finite(task, "loss", task.loss, size) for task, size in zip(tasks, sizes, strict=True)]
         good = [i for i, ok in enumerate(finite) if ok]
         self.passes.keep(good)
-        self.found["gramian_loss"] = G[good][:, good]
+        self.loss_gramian = gramian.of(good)
+        self.found["gramian_loss"] = self.loss_gramian.products()
         if self.dropped and not good:
-            raise _Skipped
+            raise Skipped
 
     def is_finite(self, task: Task, kind: str, loss: Tensor, size: Tensor) -> bool:
         """Return whether loss and gradient are finite; if not, note it and drop the task or end the step."""
@@ -82,7 +84,7 @@ class Step:
             return True
         if self.passes.scale is not None and math.isfinite(loss):
             self.overflow = True  # the scaler's business: it lowers the scale and skips the step
-            raise _Skipped
+            raise Skipped
         if self.options.on_nonfinite == "raise":
             value = f"is {loss.item():g}" + (", but its gradient is not finite" if math.isfinite(loss) else "")
             raise FloatingPointError(
@@ -91,19 +93,24 @@ class Step:
             )
         self.dropped.append(task.name)
         if self.options.on_nonfinite == "skip_step":
-            raise _Skipped
+            raise Skipped
         return False
+
+    @property
+    def perturbation(self) -> SAM | None:
+        """The perturbation, ``None`` for a plain step."""
+        chosen = self.options.perturbation
+        return None if chosen is None or chosen.is_none else chosen
 
     def direction(self) -> Tensor:
         """Return the direction on the shared parameters."""
-        perturbation, combine = self.options.perturbation, self.options.combine
-        G_loss = self.found["gramian_loss"]
-        if perturbation is None or perturbation.is_none:
-            return self.aggregate("loss", self.passes.tasks, G_loss)
+        perturbation, combine = self.perturbation, self.options.combine
+        if perturbation is None:
+            return self.aggregate("loss", self.passes.tasks, self.loss_gramian)
         if combine in ("direct", "each"):
             self.passes.perturbed(perturbation, self.take_perturbed)
             return self.aggregate("loss", self.passes.tasks)
-        d_loss = self.aggregate("loss", self.passes.tasks, G_loss)
+        d_loss = self.aggregate("loss", self.passes.tasks, self.loss_gramian)
         self.passes.perturbed(perturbation, self.take_perturbed)
         d_flat = self.flat_direction()
         if d_flat is None:
@@ -134,16 +141,18 @@ class Step:
             return None
         self.passes.rows.keep(some)
         tasks = [self.passes.tasks[i] for i in some]
-        G = self.gramian(len(some))
-        self.found["gramian_flat"] = self.over_all_tasks(G, tasks)
-        d = self.aggregate("flat", tasks, G)
+        gramian = self.gramian(len(some))
+        self.found["gramian_flat"] = self.over_all_tasks(gramian.products(), tasks)
+        d = self.aggregate("flat", tasks, gramian)
         if self.options.combine == "individual" and self.options.flat_scale == "linear":
-            d.mul_(_damping(self.found["gramian_loss"][some][:, some], G, self.branches.degree))
+            assert self.loss_gramian is not None
+            d.mul_(_damping(self.loss_gramian.of(some).norms(), gramian.norms(), self.branches.degree))
+            self.branches.limit(d)
         return d
 
-    def aggregate(self, branch: Branch, tasks: Sequence[Task], G: Tensor | None = None) -> Tensor:
+    def aggregate(self, branch: Branch, tasks: Sequence[Task], G: Gramian | None = None) -> Tensor:
         """Return the direction of the rows, which are those of ``tasks``."""
-        context = Context(tuple(task.position for task in tasks), torch.stack([task.loss for task in tasks]))
+        context = context_of(tasks)
         d, weights = self.branches.aggregate(branch, self.passes.rows.matrix[: len(tasks)], G, context)
         if weights is not None:
             self.found[f"weights_{branch}"] = self.over_all_tasks(weights, tasks)
@@ -154,10 +163,9 @@ class Step:
         context = Context((0, 1), torch.ones(2, dtype=torch.float64, device="cpu"))
         return self.branches.aggregate("pair", torch.stack([a, b]), None, context)[0]
 
-    def gramian(self, count: int) -> Tensor:
+    def gramian(self, count: int) -> Gramian:
         """Return the Gramian of the first ``count`` rows."""
-        G, scale = gramian(self.passes.rows.matrix[:count])
-        return G * scale**2
+        return gramian(self.passes.rows.matrix[:count])
 
     def write(self, direction: Tensor) -> None:
         """Add the direction and the heads' gradients into ``.grad``."""
@@ -173,7 +181,7 @@ class Step:
 
     def write_overflow(self) -> None:
         """Leave every gradient infinite, so that the scaler skips the step of whichever optimizer holds it."""
-        for parameter in self.passes.parameters.everything:
+        for parameter in [*self.passes.parameters.everything, *self.branches.parameters()]:
             add_to_grad(parameter, torch.full_like(parameter, math.inf, requires_grad=False))
 
     def result(self, *, skipped: bool = False) -> StepResult:
@@ -192,7 +200,7 @@ class Step:
             weights_flat=self.found.get("weights_flat"),
             gramian_loss=None if G is None else self.over_all_tasks(G, tasks),
             gramian_flat=self.found.get("gramian_flat"),
-            intra=self.over_all_tasks(torch.stack(intra), tasks) if complete else None,
+            intra=self.over_all_tasks(torch.stack(intra), tasks) if complete and intra else None,
             dropped=tuple(dict.fromkeys(self.dropped)),
             skipped=skipped,
         )
@@ -205,14 +213,19 @@ class Step:
         return out
 
 
+def context_of(tasks: Sequence[Task]) -> Context:
+    """Return what an aggregator may need to know of these tasks."""
+    return Context(tuple(task.position for task in tasks), torch.stack([task.loss for task in tasks]))
+
+
 def _norm(part: Gradient) -> Tensor:
     return norm(g for g in part if g is not None).cpu()
 
 
-def _damping(G_loss: Tensor, G_flat: Tensor, degree: float) -> float:
+def _damping(norms_loss: Tensor, norms_flat: Tensor, degree: float) -> float:
     r"""Return :math:`r^{1 - degree}`, with ``r`` the geometric mean of :math:`|f_i| / |g_i|` where neither is zero."""
     if degree == 1.0:
         return 1.0
-    squares = [(float(G_flat[i, i]), float(G_loss[i, i])) for i in range(len(G_flat))]
-    logs = [0.5 * (math.log(f) - math.log(g)) for f, g in squares if f > 0 and g > 0]
+    pairs = zip(floats(norms_loss), floats(norms_flat), strict=True)
+    logs = [math.log(f) - math.log(g) for g, f in pairs if f > 0 and g > 0]
     return math.exp((1.0 - degree) * sum(logs) / len(logs)) if logs else 0.0

@@ -1,5 +1,6 @@
 """What every aggregator is: a function from task gradients to one direction, with a declared scale."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flatmtl._linalg import floats, gramian, weighted_sum
+from flatmtl._linalg import Gramian, floats, gramian, weighted_sum
 from flatmtl._solvers.rows import row_norms
 
 
@@ -35,11 +36,16 @@ class Aggregator(ABC):
         degree: how the direction scales, :math:`A(s J) = s^{\text{degree}} A(J)` for every :math:`s > 0`.
         uses_context: whether the aggregator needs the :class:`Context` as its second argument.
         order_dependent: whether the direction depends on the order of the rows.
+        max_norm: the most that the direction may measure, ``None`` for no limit.
+        learns_from_step: whether :meth:`after_step` does something.
     """
 
     degree: float = 1.0
     uses_context: bool = False
     order_dependent: ClassVar[bool] = False
+    max_norm: float | None = None
+    learns_from_step: ClassVar[bool] = False
+    _said: frozenset[str] = frozenset()
 
     @abstractmethod
     def __call__(self, jacobian: Tensor, context: Context | None = None) -> Tensor:
@@ -51,6 +57,10 @@ class Aggregator(ABC):
 
     def start_epoch(self, epoch: int, total: int | None = None) -> None:  # noqa: B027 - most do not count
         """Take note that epoch ``epoch`` of ``total`` begins; for aggregators that count epochs."""
+
+    def after_step(self, losses: Tensor, context: Context | None = None) -> None:
+        """Learn from the losses of the same batch after the optimizer's step; see :meth:`LossWeighting.weights`."""
+        del losses, context
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved to resume exactly."""
@@ -69,6 +79,13 @@ class Aggregator(ABC):
                 "Load the state of the same aggregator."
             )
 
+    def _say_once(self, message: str) -> None:
+        """Warn that a result is legal but probably not meant; once for each instance and kind of message."""
+        kind = message.partition(":")[0]
+        if kind not in self._said:
+            self._said |= {kind}
+            warnings.warn(f"{type(self).__name__}: {message}", UserWarning, stacklevel=3)
+
     def __repr__(self) -> str:
         names = [name for name in signature(type(self)).parameters if hasattr(self, name)]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
@@ -85,14 +102,51 @@ class GramianAggregator(Aggregator):
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         """Return the weights of shape ``(m,)`` for a Gramian of shape ``(m, m)``, in its dtype and on its device."""
 
+    def weights_of(self, gramian: Gramian, context: Context | None = None) -> Tensor:
+        r"""Return the weights for a Gramian :math:`s^2 G` whose factor :math:`s^2` is kept apart."""
+        with on_cpu():
+            w = self.weights(gramian.G, context) if self.uses_context else self.weights(gramian.G)
+        return w * gramian.scale ** (self.degree - 1.0)
+
     def __call__(self, jacobian: Tensor, context: Context | None = None) -> Tensor:
         r"""Return the direction :math:`J^\top w` for ``jacobian`` of shape ``(m, n)``; see the class."""
         check_jacobian(jacobian)
         jacobian = jacobian.detach()
-        G, scale = gramian(jacobian)
+        return weighted_sum(jacobian, self.weights_of(gramian(jacobian), context))
+
+
+class LossWeighting(Aggregator):
+    r"""An aggregator that scales whole losses: training on :math:`\sum_i w_i L_i` with weights from the losses.
+
+    The shared parameters get :math:`\sum_i w_i g_i`, and the head of task ``i`` gets :math:`w_i h_i`, which
+    gradient aggregators never scale. The weights are taken once per step, from the clean losses, and are constants
+    of the step: a plain one is one ordinary backward pass, whatever the number of tasks. With a perturbation it is SAM
+    on the weighted sum: one perturbation for all tasks, two passes.
+    """
+
+    uses_context = True
+
+    @abstractmethod
+    def weights(self, losses: Tensor, context: Context | None = None) -> Tensor:
+        """Return the weights of shape ``(m,)`` for losses of shape ``(m,)``, in their dtype and on their device.
+
+        Args:
+            losses: clean losses of the present tasks.
+            context: says which tasks these are; ``None``: all tasks, in order.
+        """
+
+    def own_gradients(self, losses: Tensor, context: Context | None = None) -> list[tuple[Parameter, Tensor]]:
+        """Return those of :meth:`parameters` that these losses train, each with its gradient; see :meth:`weights`."""
+        del losses, context
+        return []
+
+    def __call__(self, jacobian: Tensor, context: Context | None = None) -> Tensor:
+        r"""Return the direction :math:`J^\top w` for ``jacobian`` of shape ``(m, n)`` and the losses of ``context``."""
+        check_jacobian(jacobian)
+        check_rows(torch.isfinite(jacobian).all(dim=1))
+        losses = losses_of(self, context, len(jacobian))
         with on_cpu():
-            w = self.weights(G, context) if self.uses_context else self.weights(G)
-        return weighted_sum(jacobian, w * scale ** (self.degree - 1.0))
+            return weighted_sum(jacobian.detach(), self.weights(losses, context))
 
 
 def on_cpu() -> AbstractContextManager[Any]:
@@ -130,6 +184,38 @@ def in_float64(gramian: Tensor) -> Tensor:
     return norms[:, None] * (Q * eigenvalues.clamp(min=0.0)) @ Q.T * norms
 
 
+def present(context: Context | None, m: int) -> tuple[int, ...]:
+    """Return the positions of ``m`` rows among all tasks; without a context these are all the tasks there are."""
+    return tuple(range(m)) if context is None else context.rows
+
+
+def losses_of(aggregator: Aggregator, context: Context | None, m: int) -> Tensor:
+    """Return the losses that an aggregator needs, shape ``(m,)``, float64 on the CPU.
+
+    Raises:
+        ValueError: if there are none, or not one for each row.
+    """
+    if context is None:
+        raise ValueError(
+            f"{aggregator!r} got no losses; expected them as the second argument, Context(rows, losses). "
+            "flatmtl.FlatMTL passes it."
+        )
+    losses = context.losses.detach().to("cpu", torch.float64)
+    if losses.shape != (m,):
+        raise ValueError(f"losses have shape {tuple(losses.shape)}; expected one for each of {m} rows.")
+    return losses
+
+
+def check_positive(aggregator: Aggregator, losses: Tensor, instead: str) -> None:
+    """Raise, naming the rows, if a loss is not positive."""
+    bad = [i for i, positive in enumerate(floats(losses > 0.0)) if not positive]
+    if bad:
+        raise ValueError(
+            f"losses {floats(losses[bad])} of rows {bad} (from 0) are not positive; {aggregator!r} needs losses "
+            f"above zero. {instead}"
+        )
+
+
 def check_choice(option: str, value: object, choices: Sequence[object]) -> None:
     """Raise if the value of an option is none of its choices."""
     if value not in choices:
@@ -139,7 +225,12 @@ def check_choice(option: str, value: object, choices: Sequence[object]) -> None:
 
 def check_finite(G: Tensor) -> None:
     """Raise, naming the rows, if a row of the matrix behind the Gramian ``G`` is not finite."""
-    bad = [i for i, ok in enumerate(floats(torch.isfinite(G.diagonal()))) if not ok]
+    check_rows(torch.isfinite(G.diagonal()))
+
+
+def check_rows(finite: Tensor) -> None:
+    """Raise, naming the rows, unless every row is finite."""
+    bad = [i for i, ok in enumerate(floats(finite)) if not ok]
     if bad:
         raise ValueError(
             f"task gradients {bad} (rows, from 0) are not finite; expected finite rows. "

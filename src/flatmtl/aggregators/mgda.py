@@ -5,10 +5,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from flatmtl._linalg import floats
 from flatmtl._solvers.quadratic import min_norm_point
 from flatmtl._solvers.rows import row_norms
-from flatmtl.aggregators.base import Context, GramianAggregator, check_choice, in_float64
+from flatmtl.aggregators.base import Context, GramianAggregator, check_choice, check_positive, in_float64, losses_of
 
 Normalise = Literal["none", "l2", "loss", "loss+"]
 
@@ -74,23 +73,7 @@ class MGDA(GramianAggregator):
             norms = row_norms(G)
             s = torch.where(norms > 0.0, norms, s)  # a zero row stays zero
         if self.uses_context:
-            s = s * self._losses(context, len(G))
+            losses = losses_of(self, context, len(G))
+            check_positive(self, losses, "Use normalise='none' or 'l2', or losses that are positive.")
+            s = s * losses
         return min_norm_point(G / s[:, None] / s).to(gramian)
-
-    def _losses(self, context: Context | None, m: int) -> Tensor:
-        """Return the losses, shape ``(m,)``."""
-        if context is None:
-            raise ValueError(
-                f"{self!r} got no losses; expected them as the second argument, Context(rows, losses). "
-                "flatmtl.FlatMTL passes it."
-            )
-        losses = context.losses.detach().to("cpu", torch.float64)
-        if losses.shape != (m,):
-            raise ValueError(f"losses have shape {tuple(losses.shape)}; expected one for each of {m} rows.")
-        bad = [i for i, positive in enumerate(floats(losses > 0.0)) if not positive]
-        if bad:
-            raise ValueError(
-                f"losses {floats(losses[bad])} of rows {bad} (from 0) are not positive; {self!r} divides by them. "
-                "Use normalise='none' or 'l2', or losses that are positive."
-            )
-        return losses

@@ -1,0 +1,147 @@
+"""Steps of loss weightings: the losses of all tasks, weighted and trained as one."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from flatmtl._linalg import norm, weighted_sum
+from flatmtl.gradients import add_to_grad, gradient, scaled
+from flatmtl.passes import Passes, Task
+from flatmtl.perturbations import SAM
+from flatmtl.step import Skipped, Step, context_of
+
+
+class TaskByTask(Exception):
+    """The gradient of the sum is not finite; whose fault it is shows only task by task."""
+
+
+@dataclass
+class WeightedStep(Step):
+    """A step on the weighted sum of the losses, with a row for each task.
+
+    The weights are taken once, from the clean losses, and scale trunk and heads alike.
+    """
+
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def direction(self) -> Tensor:
+        """Return the gradient of the weighted sum on the shared parameters."""
+        self.weigh()
+        if self.perturbation is not None:
+            self.passes.perturbed(self.perturbation, self.take_perturbed, self.weights)
+        tasks, rows = self.passes.tasks, self.passes.rows
+        for task, weight in zip(tasks, self.weights, strict=True):
+            task.head = scaled(task.head, weight, rows.matrix.dtype)
+        return weighted_sum(rows.matrix[: len(tasks)], self.weights)
+
+    def weigh(self) -> None:
+        """Take the weights of the present tasks from their clean losses."""
+        tasks = self.passes.tasks
+        self.weights = self.branches.weigh(context_of(tasks))
+        self.found["weights_loss"] = self.over_all_tasks(self.weights, tasks)
+
+    def write(self, direction: Tensor) -> None:
+        """Add all gradients into ``.grad``, those of the weighting's own parameters too."""
+        super().write(direction)
+        scale = 1.0 if self.passes.scale is None else float(self.passes.scale)
+        for parameter, g in self.branches.own_gradients(context_of(self.passes.tasks)):
+            add_to_grad(parameter, g.detach() * scale)
+
+
+class SummedPasses(Passes):
+    """The passes over one weighted sum of the losses, whose gradient on the shared parameters is row 0."""
+
+    def clean(self) -> None:
+        """Compute the losses, and keep their graph for :meth:`differentiate`."""
+        closure, names = self._closures[0], self.parameters.tasks
+        self._starts.append(self._world())
+        self._losses = self._starts[-1].run(closure, names)
+        self._ends.append(self._world())
+        values = {name: loss.detach().double().cpu() for name, loss in self._losses.items()}
+        self.tasks = [Task(name, names.index(name), [0], set(), value, []) for name, value in values.items()]
+
+    def differentiate(self, weights: Tensor) -> None:
+        """Take the gradient of the weighted sum, the graph of which is used up then."""
+        losses, self._losses = self._losses, {}
+        self._take(losses, weights)
+
+    def perturbed_sum(self, perturbation: SAM, weights: Tensor) -> list[Tensor]:
+        """Take the gradient of the weighted sum at the weights perturbed along the clean one; return the losses."""
+        one = torch.ones((), dtype=torch.float64, device="cpu")
+        heads = [self._head(task, perturbation.rho_heads, one) for task in self.tasks]
+        with self._perturbed_weights(perturbation, self.rows.matrix[0], heads):
+            losses = self._losses_again(0, [task.name for task in self.tasks])
+            self._take(losses, weights)
+        values = [losses[task.name].detach().double().cpu() for task in self.tasks]
+        for task, value in zip(self.tasks, values, strict=True):
+            task.perturbed_loss = value
+        return values
+
+    def size(self) -> Tensor:
+        """Return a number that is finite only if all gradients are."""
+        heads = [g for task in self.tasks for g in task.head if g is not None]
+        return norm([self.rows.matrix[0], *heads]).cpu()
+
+    def _take(self, losses: Mapping[str, Tensor], weights: Tensor) -> None:
+        """Put the gradient of the weighted sum into row 0 and the heads."""
+        heads = [self.parameters.heads[task.name] for task in self.tasks]
+        terms = [_wide(losses[task.name]) * float(w) for task, w in zip(self.tasks, weights, strict=True)]
+        total = self._scaled(torch.stack([term.to(terms[0].device) for term in terms]).sum())
+        parameters = [*self.parameters.shared, *(p for head in heads for p in head)]
+        both = gradient(total, parameters, keep_graph=False)
+        sizes = [len(self.parameters.shared), *map(len, heads)]
+        part, *own = [both[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+        self._check_reached(" and ".join(losses), part)
+        factor, dtype = self._factor(self.tasks[0]), self.rows.matrix.dtype
+        self.rows.write(0, scaled(part, factor, dtype))
+        for task, head in zip(self.tasks, own, strict=True):
+            task.reached = {j for j, g in enumerate(part) if g is not None}
+            task.head = scaled(head, factor, dtype)
+
+
+@dataclass
+class SummedStep(WeightedStep):
+    """A step on the weighted sum of the losses by one backward pass, and a second one at the perturbed weights.
+
+    Raises:
+        TaskByTask: from :meth:`run`, if a loss or gradient is not finite; nothing is written then.
+    """
+
+    @property
+    def sum(self) -> SummedPasses:
+        """The passes over the sum."""
+        return cast(SummedPasses, self.passes)
+
+    def check_clean(self) -> None:
+        """Weigh the losses and take the gradient of their sum."""
+        if self.sum.tasks:
+            self.require_finite(*(task.loss for task in self.sum.tasks))
+            self.weigh()
+            self.sum.differentiate(self.weights)
+            self.require_finite(self.sum.size(), of_gradient=True)
+
+    def direction(self) -> Tensor:
+        """Return the gradient of the sum, at the perturbed weights if there are any."""
+        if self.perturbation is not None:
+            losses = self.sum.perturbed_sum(self.perturbation, self.weights)
+            self.require_finite(*losses)
+            self.require_finite(self.sum.size(), of_gradient=True)
+        return self.sum.rows.matrix[0]
+
+    def require_finite(self, *values: Tensor, of_gradient: bool = False) -> None:
+        """End the step if a value is not finite."""
+        if all(map(math.isfinite, values)):
+            return
+        if of_gradient and self.passes.scale is not None:
+            self.overflow = True  # the scaler's business: it lowers the scale and skips the step
+            raise Skipped
+        raise TaskByTask
+
+
+def _wide(loss: Tensor) -> Tensor:
+    """Return a loss in float32 or better: a sum of several may overflow half precision."""
+    return loss.to(torch.promote_types(loss.dtype, torch.float32))
