@@ -71,12 +71,16 @@ class Step:
         gramian = self.gramian(len(tasks))
         sizes = [gramian.G[i, i] + _norm(task.head) for i, task in enumerate(tasks)]
         finite = [self.is_finite(task, "loss", task.loss, size) for task, size in zip(tasks, sizes, strict=True)]
+        self.loss_gramian = gramian.of(self.leave_out(finite))
+        self.found["gramian_loss"] = self.loss_gramian.products()
+
+    def leave_out(self, finite: Sequence[bool]) -> list[int]:
+        """Leave out the present tasks that are not finite; return which of them stay."""
         good = [i for i, ok in enumerate(finite) if ok]
         self.passes.keep(good)
-        self.loss_gramian = gramian.of(good)
-        self.found["gramian_loss"] = self.loss_gramian.products()
         if self.dropped and not good:
             raise Skipped
+        return good
 
     def is_finite(self, task: Task, kind: str, loss: Tensor, size: Tensor) -> bool:
         """Return whether loss and gradient are finite; if not, note it and drop the task or end the step."""

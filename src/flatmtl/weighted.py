@@ -1,7 +1,7 @@
 """Steps of loss weightings: the losses of all tasks, weighted and trained as one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -64,6 +64,10 @@ class SummedPasses(Passes):
         values = {name: loss.detach().double().cpu() for name, loss in self._losses.items()}
         self.tasks = [Task(name, names.index(name), [0], set(), value, []) for name, value in values.items()]
 
+    def keep(self, some: Sequence[int]) -> None:
+        """Leave out all present tasks but ``some``, before :meth:`differentiate`."""
+        self.tasks = [self.tasks[i] for i in some]
+
     def differentiate(self, weights: Tensor) -> None:
         """Take the gradient of the weighted sum, the graph of which is used up then."""
         losses, self._losses = self._losses, {}
@@ -118,25 +122,27 @@ class SummedStep(WeightedStep):
 
     def check_clean(self) -> None:
         """Weigh the losses and take the gradient of their sum."""
+        zero = torch.zeros((), dtype=torch.float64, device="cpu")
+        self.leave_out([self.is_finite(task, "loss", task.loss, zero) for task in self.sum.tasks])
         if self.sum.tasks:
-            self.require_finite(*(task.loss for task in self.sum.tasks))
             self.weigh()
             self.sum.differentiate(self.weights)
-            self.require_finite(self.sum.size(), of_gradient=True)
+            self.require_finite()
 
     def direction(self) -> Tensor:
         """Return the gradient of the sum, at the perturbed weights if there are any."""
         if self.perturbation is not None:
             losses = self.sum.perturbed_sum(self.perturbation, self.weights)
-            self.require_finite(*losses)
-            self.require_finite(self.sum.size(), of_gradient=True)
+            if not all(map(math.isfinite, losses)):
+                raise TaskByTask
+            self.require_finite()
         return self.sum.rows.matrix[0]
 
-    def require_finite(self, *values: Tensor, of_gradient: bool = False) -> None:
-        """End the step if a value is not finite."""
-        if all(map(math.isfinite, values)):
+    def require_finite(self) -> None:
+        """End the step if the gradient of the sum is not finite."""
+        if math.isfinite(self.sum.size()):
             return
-        if of_gradient and self.passes.scale is not None:
+        if self.passes.scale is not None:
             self.overflow = True  # the scaler's business: it lowers the scale and skips the step
             raise Skipped
         raise TaskByTask

@@ -1,4 +1,4 @@
-"""Every trace of Algorithm 1 in ``tests/golden/fmtl_steps.json``, for the aggregators that exist."""
+"""Every trace of Algorithm 1 in ``tests/golden/fmtl_steps.json``."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatmtl import ASAM, SAM, FlatMTL, TaskParameters
-from flatmtl.aggregators import IMTLG, MGDA, CAGrad, Mean, PCGrad, Sum
+from flatmtl.aggregators import IMTLG, MGDA, CAGrad, FairGrad, Mean, NashMTL, PCGrad, Sum
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fmtl_steps.json").read_text())
 CASES = {case["id"]: case for case in [*GOLDEN["cases"], *GOLDEN["bn_cases"]]}
@@ -20,6 +20,8 @@ AGGREGATORS = {
     "pcgrad": lambda: PCGrad(order=[[j for j in range(3) if j != i] for i in range(3)]),
     "cagrad": lambda: CAGrad(c=0.4, rescale="1+c2"),
     "imtl": IMTLG,
+    "nash": NashMTL,
+    "fairgrad": lambda: FairGrad(alpha=2.0),
 }
 
 

@@ -3,16 +3,41 @@
 Each takes a matrix ``J`` of shape ``(m, n)`` and returns a direction ``d`` of shape ``(n,)``; an optimizer steps
 along ``-d``. They differ in what they do about conflict:
 
-========  ==========================  ==================================================================
-name      class                       direction
-========  ==========================  ==================================================================
-mean      :class:`Mean`               mean of the task gradients
-sum       :class:`Sum`                sum of the task gradients
-mgda      :class:`MGDA`               shortest convex combination; never conflicts
-pcgrad    :class:`PCGrad`             sum of task gradients projected off those they conflict with
-cagrad    :class:`CAGrad`             near the mean, best for the task that is served worst
-imtl_g    :class:`IMTLG`              equal projections on all task gradients
-========  ==========================  ==================================================================
+=============  ====================  ==================================================================
+name           class                 direction
+=============  ====================  ==================================================================
+mean           :class:`Mean`         mean of the task gradients
+sum            :class:`Sum`          sum of the task gradients
+fixed          :class:`Fixed`        sum of the task gradients with given weights
+random         :class:`Random`       mean of the task gradients with random weights
+mgda           :class:`MGDA`         shortest convex combination; never conflicts
+upgrad         :class:`UPGrad`       mean of the task gradients projected to conflict with none
+dualproj       :class:`DualProj`     mean, projected to conflict with none
+nash_mtl       :class:`NashMTL`      largest product of the tasks' gains; never conflicts
+fairgrad       :class:`FairGrad`     alpha-fair gains; never conflicts
+cagrad         :class:`CAGrad`       near the mean, best for the task that is served worst
+imtl_g         :class:`IMTLG`        equal projections on all task gradients
+config         :class:`ConFIG`       equal cosines to all task gradients
+aligned_mtl    :class:`AlignedMTL`   mean, after the task gradients were made orthogonal
+pcgrad         :class:`PCGrad`       sum of task gradients projected off those they conflict with
+gradvac        :class:`GradVac`      sum of task gradients turned to their usual cosines
+graddrop       :class:`GradDrop`     for each parameter, the task gradients of one sign
+=============  ====================  ==================================================================
+
+Loss weightings scale whole losses, heads included; see :class:`LossWeighting`:
+
+=============  ====================  ==================================================================
+name           class                 weights
+=============  ====================  ==================================================================
+ls             :class:`LS`           1: the sum of the losses
+si             :class:`SI`           1 / loss: the sum of the log losses
+gls            :class:`GLS`          the geometric mean of the losses
+rlw            :class:`RLW`          random
+dwa            :class:`DWA`          by how fast each loss fell over the last epochs
+uw             :class:`UW`           trained, by uncertainty
+imtl_l         :class:`IMTLL`        trained, to equal weighted losses
+famo           :class:`FAMO`         to equal rates of decrease
+=============  ====================  ==================================================================
 
 :func:`build` makes one by its name, or a class of your own by ``"package.module:Class"``.
 """
@@ -23,38 +48,86 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, cast
 
-from flatmtl.aggregators.base import Aggregator, AnyAggregator, Context, GramianAggregator
+from flatmtl.aggregators.aligned_mtl import AlignedMTL
+from flatmtl.aggregators.base import Aggregator, AnyAggregator, Context, GramianAggregator, LossWeighting
 from flatmtl.aggregators.cagrad import CAGrad
+from flatmtl.aggregators.config import ConFIG
+from flatmtl.aggregators.dualproj import DualProj
+from flatmtl.aggregators.fairgrad import FairGrad
+from flatmtl.aggregators.fixed import Fixed
+from flatmtl.aggregators.graddrop import GradDrop
+from flatmtl.aggregators.gradvac import GradVac
 from flatmtl.aggregators.imtl_g import IMTLG
 from flatmtl.aggregators.mean import Mean
 from flatmtl.aggregators.mgda import MGDA
+from flatmtl.aggregators.nash_mtl import NashMTL
 from flatmtl.aggregators.pcgrad import PCGrad
+from flatmtl.aggregators.random import Random
 from flatmtl.aggregators.sum import Sum
+from flatmtl.aggregators.upgrad import UPGrad
+from flatmtl.aggregators.weightings import DWA, FAMO, GLS, IMTLL, LS, RLW, SI, UW
 
 __all__ = [
     "AGGREGATORS",
+    "DWA",
+    "FAMO",
+    "GLS",
     "IMTLG",
+    "IMTLL",
+    "LS",
     "MGDA",
+    "RLW",
+    "SI",
+    "UW",
     "Aggregator",
+    "AlignedMTL",
     "AnyAggregator",
     "CAGrad",
+    "ConFIG",
     "Context",
+    "DualProj",
+    "FairGrad",
+    "Fixed",
+    "GradDrop",
+    "GradVac",
     "GramianAggregator",
+    "LossWeighting",
     "Mean",
+    "NashMTL",
     "PCGrad",
+    "Random",
     "Sum",
+    "UPGrad",
     "build",
 ]
 
 AGGREGATORS: dict[str, type[Aggregator]] = {
+    "mean": Mean,
+    "sum": Sum,
+    "fixed": Fixed,
+    "random": Random,
+    "mgda": MGDA,
+    "upgrad": UPGrad,
+    "dualproj": DualProj,
+    "nash_mtl": NashMTL,
+    "fairgrad": FairGrad,
     "cagrad": CAGrad,
     "imtl_g": IMTLG,
-    "mean": Mean,
-    "mgda": MGDA,
+    "config": ConFIG,
+    "aligned_mtl": AlignedMTL,
     "pcgrad": PCGrad,
-    "sum": Sum,
+    "gradvac": GradVac,
+    "graddrop": GradDrop,
+    "ls": LS,
+    "si": SI,
+    "gls": GLS,
+    "rlw": RLW,
+    "dwa": DWA,
+    "uw": UW,
+    "imtl_l": IMTLL,
+    "famo": FAMO,
 }
-"""Every aggregator by its name."""
+"""Every aggregator by its name: gradient aggregators, then loss weightings."""
 
 
 def build(name: str, **options: Any) -> AnyAggregator:

@@ -1,5 +1,6 @@
 """What every aggregator is: a function from task gradients to one direction, with a declared scale."""
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,9 @@ from torch.nn import Parameter
 
 from flatmtl._linalg import Gramian, floats, gramian, weighted_sum
 from flatmtl._solvers.rows import row_norms
+
+SOLVED = 1e-10
+"""Relative residual at which a system of equations counts as solved."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,30 @@ class GramianAggregator(Aggregator):
         check_jacobian(jacobian)
         jacobian = jacobian.detach()
         return weighted_sum(jacobian, self.weights_of(gramian(jacobian), context))
+
+
+    def _say_left_out(self, G: Tensor, instead: str = "it is left out") -> None:
+        """Warn once if some rows, but not all, are zero."""
+        zero = G.diagonal() == 0.0
+        if bool(zero.any()) and not bool(zero.all()):
+            rows = zero.nonzero().squeeze(1).tolist()
+            self._say_once(
+                f"a task gradient is zero: {instead}, here and from now on (rows {rows}, from 0). For a task without "
+                "labels return None instead; else see why its loss does not depend on the shared parameters."
+            )
+
+    def _say_unsolved(self, residual: float) -> None:
+        """Warn once if there is no solution, or none in float64."""
+        if math.isinf(residual):
+            self._say_once(
+                "no direction serves every task: zero is a convex combination of the task gradients, and the "
+                "direction is zero. The shared parameters rest at such a point; Mean and CAGrad move on."
+            )
+        elif residual > SOLVED:
+            self._say_once(
+                f"the weights are not exact: two task gradients are opposite to within rounding, and the relative "
+                f"residual is {residual:.1e} instead of {SOLVED:.0e}. MGDA and CAGrad are exact there."
+            )
 
 
 class LossWeighting(Aggregator):

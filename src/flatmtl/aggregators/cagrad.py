@@ -27,7 +27,8 @@ class CAGrad(GramianAggregator):
 
     Where the definition leaves ``d`` open:
 
-    - a task gradient that is zero stays in the mean, but is left out of the minimum, which it would hold at 0;
+    - a task gradient that is zero stays in the mean, but is left out of the minimum, which it would hold at 0; this
+      is said by a warning, once;
     - if :math:`g_w = 0` is optimal (a Pareto-stationary point where a direction in the ball conflicts with no
       task), every such direction is optimal, and the one closest to :math:`g_0` is returned.
 
@@ -75,4 +76,6 @@ class CAGrad(GramianAggregator):
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         """Return the weights of the direction; see the class."""
         factor = {None: 1.0, "1+c2": 1.0 + self.c**2, "1+c": 1.0 + self.c}[self.rescale]
-        return (conflict_averse_weights(in_float64(gramian), self.c) / factor).to(gramian)
+        G = in_float64(gramian)
+        self._say_left_out(G, instead="it counts in the mean but not in the minimum")
+        return (conflict_averse_weights(G, self.c) / factor).to(gramian)

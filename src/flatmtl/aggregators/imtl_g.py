@@ -22,7 +22,7 @@ class IMTLG(GramianAggregator):
 
     Where the definition leaves ``w`` open:
 
-    - a task gradient that is zero has no direction: its weight is 0;
+    - a task gradient that is zero has no direction: its weight is 0, which is said by a warning, once;
     - where several ``w`` have equal projections (equal rows, more tasks than parameters), the shortest ``w``
       is taken, to working precision;
     - where none has (a rare case, for example three gradients whose tips lie on one line), weights and direction
@@ -49,6 +49,7 @@ class IMTLG(GramianAggregator):
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         """Return the weights with equal projections; see the class."""
         G = in_float64(gramian)
+        self._say_left_out(G)
         norms = row_norms(G)
         rows = norms.nonzero().squeeze(1)
         w = torch.zeros_like(norms)
