@@ -84,8 +84,9 @@ class Branches:
 
     def after_step(self, context: Context) -> None:
         """Tell the aggregator the losses after the step."""
-        with on_cpu():
-            cast(Aggregator, self._of["loss"]).after_step(context.losses, context)
+        if context.rows:
+            with on_cpu():
+                cast(Aggregator, self._of["loss"]).after_step(context.losses, context)
 
     def limit(self, d: Tensor) -> None:
         """Shorten a direction in place to what the aggregator allows."""

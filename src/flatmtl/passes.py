@@ -1,5 +1,6 @@
 """The two kinds of pass over the data: the clean one, and the perturbed ones that repeat it elsewhere."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -139,7 +140,10 @@ class Passes:
         self._ends[-1].restore()
 
     def losses_after(self, closures: Sequence[Closure]) -> Context:
-        """Return the losses now of what the clean pass saw: from the same random streams and buffers."""
+        """Return the losses now of what the clean pass saw: from the same random streams and buffers.
+
+        Those that are not finite are left out; the next clean pass will tell of them.
+        """
         sums: dict[str, list[Tensor]] = {}
         now = self._world()
         try:
@@ -149,8 +153,9 @@ class Passes:
                     sums.setdefault(name, []).append(loss.detach().double().cpu())
         finally:
             now.restore()
-        rows = {self.parameters.tasks.index(name): torch.stack(values).mean() for name, values in sums.items()}
-        return Context(tuple(sorted(rows)), torch.stack([rows[i] for i in sorted(rows)]))
+        means = {self.parameters.tasks.index(name): torch.stack(values).mean() for name, values in sums.items()}
+        rows = tuple(i for i in sorted(means) if math.isfinite(means[i]))
+        return Context(rows, torch.tensor([float(means[i]) for i in rows], dtype=torch.float64, device="cpu"))
 
     def start_over(self) -> None:
         """Put buffers and random streams back to before the step."""

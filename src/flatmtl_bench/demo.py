@@ -171,7 +171,7 @@ def _start(workers: Sequence[SpawnProcess]) -> None:
 
 def _watch(workers: Sequence[SpawnProcess], configs: Sequence[Config], queue: "Queue[Message]") -> None:
     """Show what the processes report until all have ended."""
-    titles = {run_name(c): f"{c.method.label}, seed {c.seed}" for c in configs}
+    titles = {run_name(c): f"{c.label}, seed {c.seed}" for c in configs}
     with training_bars() as bars:
         tasks = {name: bars.add_task(title, total=None, start=False, accuracy="") for name, title in titles.items()}
         while any(worker.is_alive() for worker in workers) or not queue.empty():

@@ -3,7 +3,7 @@
 import inspect
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -56,16 +56,16 @@ class Trainer:
         splits: list[Split] = ["train", "validation", "test"] if config.data.validation_share else ["train", "test"]
         self.data: dict[str, Any] = {split: _dataset(config, split) for split in splits}
         self.config = replace(config, source=self.data["train"].source)
-        self.classes = {task: len(names) for task, names in self.data["train"].classes.items()}
+        self.classes = _classes(config, self.data["train"].classes)
         self.tasks = tuple(self.classes)
-        self.mtl = _mtl(self.config)
+        self.mtl = _mtl(self.config, len(self.tasks))
         self._make_model()
         self.parameters = split_parameters(self.model, self._sample(2)[0], self.tasks)
 
     def _make_model(self) -> None:
         channels = self.data["train"][0][0].shape[0]
         model = models.build(self.config.model, self.classes, in_channels=channels)
-        optimizer = _optimizer(self.config, [*model.parameters(), *self.mtl.parameters()])
+        optimizer = _optimizer(self.config, model.parameters(), self.mtl.parameters())
         wrapped, self.optimizer = self.fabric.setup(model, optimizer)
         self.model: nn.Module = wrapped.module
         self.precision = self.fabric.strategy.precision
@@ -118,9 +118,11 @@ class Trainer:
         return monitor.compute(), median(seconds)
 
     def _step(self, inputs: Tensor, targets: Targets) -> StepResult:
+        closure = self._closure(inputs, targets)
         self.optimizer.zero_grad()
-        result = self.mtl.backward(self._closure(inputs, targets), self.parameters, scaler=self.scaler)
+        result = self.mtl.backward(closure, self.parameters, scaler=self.scaler)
         self.optimizer.step()
+        self.mtl.after_step(closure)
         return result
 
     @torch.no_grad()
@@ -241,25 +243,40 @@ def _dataset(config: Config, split: Split) -> Any:
     return data.build(config.data.name, split, seed=config.seed, root=config.root, source=config.source, **options)
 
 
-def _optimizer(config: Config, parameters: list[Parameter]) -> Optimizer:
+def _classes(config: Config, classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the number of classes of each task that is trained.
+
+    Raises:
+        ValueError: if the task that is to be trained alone is none of the data's.
+    """
+    if config.task is not None and config.task not in classes:
+        raise ValueError(f"{config.data.name} has no task {config.task!r}. Its tasks: {', '.join(classes)}.")
+    return {task: len(names) for task, names in classes.items() if config.task in (None, task)}
+
+
+def _optimizer(config: Config, parameters: Iterable[Parameter], weighting: Iterable[Parameter]) -> Optimizer:
+    """Return the optimizer of a network, and of what a loss weighting trains, which does not decay."""
     chosen = config.optimizer
+    groups: list[dict[str, Any]] = [{"params": list(parameters)}, {"params": list(weighting), "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
     if chosen.name == "sgd":
-        return SGD(parameters, chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
+        return SGD(groups, chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
     make = {"adam": Adam, "adamw": AdamW}[chosen.name]
-    return make(parameters, chosen.lr, weight_decay=chosen.weight_decay)
+    return make(groups, chosen.lr, weight_decay=chosen.weight_decay)
 
 
-def _mtl(config: Config) -> FlatMTL:
+def _mtl(config: Config, tasks: int) -> FlatMTL:
     method = config.method
     perturbation = _perturbation(config)
-    return FlatMTL(_aggregator(config), perturbation, combine=method.combine, flat_scale=method.flat_scale)
+    return FlatMTL(_aggregator(config, tasks), perturbation, combine=method.combine, flat_scale=method.flat_scale)
 
 
-def _aggregator(config: Config) -> Any:
-    """Return the aggregator; one that draws random numbers draws from the seed of the run."""
+def _aggregator(config: Config, tasks: int) -> Any:
+    """Return the aggregator, told the seed of the run and the number of tasks if it wants to know them."""
     name, options = config.method.aggregator, dict(config.method.options)
-    if name in AGGREGATORS and "seed" in inspect.signature(AGGREGATORS[name]).parameters:
-        options = {"seed": config.seed, **options}
+    known = {"seed": config.seed, "tasks": tasks}
+    accepted = inspect.signature(AGGREGATORS[name]).parameters if name in AGGREGATORS else {}
+    options = {option: value for option, value in known.items() if option in accepted} | options
     try:
         return aggregators.build(name, **options)
     except TypeError as error:

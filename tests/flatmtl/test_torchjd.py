@@ -51,11 +51,11 @@ class Theirs:
 
     def row(self) -> str:
         """The line of the table in the docs."""
-        words = [f"from {self.lowest:g}"] * (self.lowest > 0.0) + [f"up to {self.highest:g}"] * (
-            self.highest < math.inf
-        )
-        obeyed = "–" if self.degree is None else " ".join(words) or "any"
-        return f"| `{self.code}` | {'none' if self.degree is None else self.degree} | {obeyed} | {self.why} |"
+        low = f"from {self.lowest:g}" if self.lowest > 0.0 else ""
+        high = f"up to {self.highest:.0e}".replace("e+0", "e") if self.highest < math.inf else ""
+        degree = "none" if self.degree is None else str(self.degree)
+        obeyed = "" if self.degree is None else f"{low} {high}".strip() or "any"
+        return f"| `{self.code}` | {degree} | {obeyed} | {self.why} |"
 
 
 def seed(*_) -> None:
@@ -84,7 +84,7 @@ THEIRS = {
         shows_state=True,
     ),
     "NashMTL": Theirs("NashMTL(n_tasks=3)", Fraction(0), 0.1, 1e3, why="its solver stops early", shows_state=True),
-    "PCD": Theirs("PCD()", lowest=0.1, why="`eps` outweighs the squares", shows_state=True),
+    "PCD": Theirs("PCD()", lowest=0.1, why="`eps` outweighs the squared norms", shows_state=True),
     "PCGrad": Theirs("PCGrad()"),
     "Random": Theirs("Random()"),
     "SDMGradWeighting": Theirs(

@@ -353,6 +353,15 @@ class TestAfterStep:
         with pytest.raises(ValueError, match="after_step got 1 closures; expected the 2 of backward"):
             mtl.after_step(parts[0])
 
+    def test_losses_that_are_not_finite_are_for_the_next_step_to_tell(self):
+        toy, mtl = Toy(), FlatMTL(FAMO(tasks=3))
+        for tasks in (["right"], TASKS):
+            step(toy, mtl)
+            mtl.after_step(lambda t: toy.closure(t) | {k: toy.closure(t)[k] * math.nan for k in tasks})
+        fresh = FlatMTL(FAMO(tasks=3))
+        step(toy, fresh)
+        assert torch.equal(step(toy, mtl)[0].weights_loss, step(toy, fresh)[0].weights_loss)  # nothing was learnt
+
     @pytest.mark.parametrize("aggregator", [LS(), lambda J: J.sum(0)])
     def test_it_is_nothing_for_others(self, aggregator):
         toy, mtl = Toy(), FlatMTL(aggregator)

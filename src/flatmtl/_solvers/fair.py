@@ -23,7 +23,7 @@ from torch import Tensor
 from flatmtl._solvers.quadratic import min_norm_point
 from flatmtl._solvers.rows import EPS, NOISE, row_norms, unit_rows
 
-_CLOSE = 64 * EPS  # size of h that is rounding
+_CLOSE = 256 * EPS  # size of h that is rounding
 _CONVERGED = 1e-6  # size of h whose next step ends at rounding
 _TO_BOUNDARY = 0.95  # the part of the way to the nearest zero of x or U x that a step may go
 

@@ -118,7 +118,6 @@ class GramianAggregator(Aggregator):
         jacobian = jacobian.detach()
         return weighted_sum(jacobian, self.weights_of(gramian(jacobian), context))
 
-
     def _say_left_out(self, G: Tensor, instead: str = "it is left out") -> None:
         """Warn once if some rows, but not all, are zero."""
         zero = G.diagonal() == 0.0

@@ -12,10 +12,28 @@ Option = float | int | str | bool | None
 LABELS = {
     "mean": "Mean",
     "sum": "Sum",
+    "fixed": "Fixed",
+    "random": "Random",
     "mgda": "MGDA",
-    "pcgrad": "PCGrad",
+    "upgrad": "UPGrad",
+    "dualproj": "DualProj",
+    "nash_mtl": "Nash-MTL",
+    "fairgrad": "FairGrad",
     "cagrad": "CAGrad",
     "imtl_g": "IMTL-G",
+    "config": "ConFIG",
+    "aligned_mtl": "Aligned-MTL",
+    "pcgrad": "PCGrad",
+    "gradvac": "GradVac",
+    "graddrop": "GradDrop",
+    "ls": "LS",
+    "si": "SI",
+    "gls": "GLS",
+    "rlw": "RLW",
+    "dwa": "DWA",
+    "uw": "UW",
+    "imtl_l": "IMTL-L",
+    "famo": "FAMO",
 }
 Split = Literal["train", "validation", "test"]
 Source = Literal["auto", "mnist5k", "npz", "full"]
@@ -66,7 +84,7 @@ class Method:
     """The multi-task method: an aggregator, and a perturbation if it is a flat one."""
 
     aggregator: str = "mean"
-    """Name of the aggregator: mean, sum, mgda, pcgrad, cagrad or imtl_g."""
+    """Name of the aggregator or loss weighting, as in the recipes of `flatmtl list`; or package.module:Class."""
     options: dict[str, Option] = field(default_factory=dict)
     """Options of the aggregator as name and value, e.g. normalise l2."""
     perturbation: Literal["none", "sam", "asam"] = "none"
@@ -128,6 +146,8 @@ class Config:
     """Where the pictures come from; auto: the full data if present, else mnist5k, 5,000 embedded digits."""
     root: str | None = None
     """Folder of the data; None: data."""
+    task: str | None = None
+    """Train this task alone (single-task learning); None: all tasks of the data."""
     rho: float = 0.0
     """Radius of the perturbation; see --method.perturbation."""
     protocol: Literal["honest", "paper", "official"] = "honest"
@@ -169,6 +189,11 @@ class Config:
                 "the protocol honest chooses the epoch by validation accuracy, but --data.validation-share is 0. "
                 "Hold some pictures out, or use --protocol paper."
             )
+
+    @property
+    def label(self) -> str:
+        """The name of the method in tables."""
+        return self.method.label if self.task is None else "F-" * (self.method.perturbation != "none") + "STL"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold; :meth:`from_dict` is the inverse."""

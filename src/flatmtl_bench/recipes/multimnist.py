@@ -13,13 +13,33 @@ DATASETS = {
     "multifashionmnist": "MultiFashion+MNIST",
 }
 METHODS = {
+    "stl": Method("ls"),
     "mean": Method("mean"),
     "sum": Method("sum"),
+    "random": Method("random"),
     "mgda": Method("mgda"),
-    "pcgrad": Method("pcgrad"),
+    "upgrad": Method("upgrad"),
+    "dualproj": Method("dualproj"),
+    "nash_mtl": Method("nash_mtl"),
+    "fairgrad": Method("fairgrad", {"alpha": 2.0}),
     "cagrad": Method("cagrad", {"c": 0.4}),
     "imtl_g": Method("imtl_g"),
+    "config": Method("config"),
+    "aligned_mtl": Method("aligned_mtl"),
+    "pcgrad": Method("pcgrad"),
+    "gradvac": Method("gradvac"),
+    "graddrop": Method("graddrop"),
+    "ls": Method("ls"),
+    "si": Method("si"),
+    "gls": Method("gls"),
+    "rlw": Method("rlw"),
+    "dwa": Method("dwa"),
+    "uw": Method("uw"),
+    "imtl_l": Method("imtl_l"),
+    "famo": Method("famo"),
 }
+PAPER = ("stl", "mgda", "pcgrad", "cagrad", "imtl_g", "nash_mtl", "fairgrad")
+"""The rows of table 1."""
 OFFICIAL = {
     "mgda": Method("mgda", norm="joint"),
     "pcgrad": Method("pcgrad", norm="joint"),
@@ -35,7 +55,7 @@ def multimnist(dataset: str, method: str, *, flat: bool) -> Config:
     figure 8 becomes stable.
     """
     name = f"{dataset}_f_{method}" if flat else f"{dataset}_{method}"
-    config = Config(name, data=Data(dataset), method=METHODS[method])
+    config = Config(name, task="left" if method == "stl" else None, data=Data(dataset), method=METHODS[method])
     return _flat(config, rho=0.5) if flat else config
 
 
@@ -73,7 +93,8 @@ def recipes() -> Iterator[Callable[[], Config]]:
     for make, methods in ((multimnist, METHODS), (multimnist_official, OFFICIAL)):
         for dataset, method, flat in product(DATASETS, methods, (False, True)):
             recipe = partial(make, dataset, method, flat=flat)
-            origin = "settings of table 1" if method not in OFFICIAL else "paper, table 1"
+            origin = "paper, table 1" if method in PAPER else "settings of table 1"
             origin = "authors' code, table 1" if methods is OFFICIAL else origin
-            recipe.__doc__ = f"{recipe().method.label} on {DATASETS[dataset]}, ResNet-18 ({origin})."
+            alone = "; one task alone, --task left or right" if method == "stl" else ""
+            recipe.__doc__ = f"{recipe().label} on {DATASETS[dataset]}, ResNet-18 ({origin}{alone})."
             yield recipe

@@ -34,7 +34,7 @@ class Comparison:
     @property
     def labels(self) -> tuple[str, str]:
         """Names of the two methods."""
-        return self.plain[0].config.method.label, self.flat[0].config.method.label
+        return self.plain[0].config.label, self.flat[0].config.label
 
     @property
     def setting(self) -> str:
