@@ -7,7 +7,8 @@ weights (TorchJD's Nash-MTL starts from the matrix). ``python benchmarks/aggrega
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy comes in: its threads are not PyTorch's
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy comes in, whose threads are not PyTorch's
 
 import json
 import sys
@@ -151,11 +152,15 @@ def min_norm_gaps(G: Tensor, W: Tensor) -> dict[str, Tensor]:
 
 
 def cagrad_shortfall(G: Tensor, W: Tensor) -> dict[str, Tensor]:
-    """Return by how much each row of ``W`` serves the worst-served task less than the best row does."""
+    """Return by how much each row of ``W`` serves the worst-served task less than the best row does.
+
+    Weights of a direction outside the ball around the mean are infinitely short.
+    """
     served, mean = (W @ G).amin(dim=1), G.mean().sqrt()
     away = W - 1.0 / len(G)
     allowed = (away @ G * away).sum(dim=1).sqrt() <= C * mean * (1.0 + 1e-6)
-    return {"shortfall": (served[allowed].max() - served) / (G.diagonal().max().sqrt() * mean)}
+    served = torch.where(allowed, served, -torch.inf)
+    return {"shortfall": (served.max() - served) / (G.diagonal().max().sqrt() * mean)}
 
 
 def fair_residual(alpha: float, G: Tensor, W: Tensor) -> dict[str, Tensor]:
@@ -169,7 +174,7 @@ def worst_conflict(G: Tensor, W: Tensor) -> dict[str, Tensor]:
     return {"conflict": (-(W @ G) / lengths).amax(dim=1).clamp(min=0.0)}
 
 
-RESIDUAL = {"residual": "largest |(G w)_i w_i^(1/alpha) - 1| over the tasks, which the solution makes 0"}
+RESIDUAL = {"residual": "`max |(G w)_i w_i^(1/alpha) - 1|`, which the solution makes 0"}
 METHODS = (
     Method(
         "MGDA",
@@ -177,8 +182,8 @@ METHODS = (
         partial(from_gramian, torchjd.MGDAWeighting()),
         scipy=min_norm_by_scipy,
         measures={
-            "gap": "(|d|² - min ⟨d, g_i⟩) / max |g_i|², 0 at the minimum norm",
-            "excess": "|d|² over the smallest that anyone found, minus 1",
+            "gap": "`(|d|^2 - min <d, g_i>) / max |g_i|^2`, 0 for the smallest combination",
+            "excess": "`|d|^2` over the smallest that anyone found, minus 1",
         },
         measure=min_norm_gaps,
     ),
@@ -188,7 +193,7 @@ METHODS = (
         partial(from_gramian, torchjd.CAGradWeighting(c=C)),
         options={"c": C},
         scipy=cagrad_by_scipy,
-        measures={"shortfall": "min ⟨g_i, d⟩ below the best that anyone found, over max |g_i| |g_0|"},
+        measures={"shortfall": "`min <g_i, d>` short of the best that anyone found, over `max |g_i| |g_0|`"},
         measure=cagrad_shortfall,
     ),
     Method("PCGrad", "pcgrad", partial(from_gramian, torchjd.PCGradWeighting())),
@@ -213,7 +218,7 @@ METHODS = (
         "UPGrad",
         "upgrad",
         partial(from_gramian, torchjd.UPGradWeighting()),
-        measures={"conflict": "the most negative cosine of d and a task gradient, which should not be negative"},
+        measures={"conflict": "size of the most negative cosine of `d` and a task gradient; none should be negative"},
         measure=worst_conflict,
     ),
     Method("AlignedMTL", "aligned_mtl", partial(from_gramian, torchjd.AlignedMTLWeighting())),
@@ -222,8 +227,16 @@ METHODS = (
 
 
 def main(options: Options) -> None:
-    """Run everything and write the result."""
+    """Run everything, write the result and print a small table."""
     torch.set_num_threads(1)
+    result = run(options)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(options.out, json.dumps(result, indent=1) + "\n")
+    print("\n".join(lines(result["records"])))
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Return the result: a record for each method, number of tasks and solver."""
     methods = [method for method in METHODS if method.key in AGGREGATORS]
     for name in sorted({method.key for method in METHODS} - AGGREGATORS.keys()):
         print(f"flatmtl has no {name!r}: left out.", file=sys.stderr)
@@ -232,17 +245,14 @@ def main(options: Options) -> None:
         for m in options.tasks:
             print(f"{method.name}, {m} tasks", file=sys.stderr)
             records += compare(method, m, options)
-    packages = {name: version(name) for name in PACKAGES}
     made_with = environment()
-    result = {
+    packages = {**made_with["packages"], **{name: version(name) for name in PACKAGES}}
+    return {
         "options": {"seeds": options.seeds, "seconds": options.seconds, "columns": "2 m + 10", "dtype": "float64"},
         "measures": {method.name: dict(method.measures) for method in methods},
         "records": records,
-        "environment": {**made_with, "packages": {**made_with["packages"], **packages}},
+        "environment": {**made_with, "packages": packages},
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(options.out, json.dumps(result, indent=1) + "\n")
-    print("\n".join(lines(records)))
 
 
 def compare(method: Method, m: int, options: Options) -> list[dict[str, Any]]:
@@ -250,8 +260,12 @@ def compare(method: Method, m: int, options: Options) -> list[dict[str, Any]]:
     problems = [problem(m, seed) for seed in range(options.seeds)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the peers' solvers say of themselves
-        times = take_turns(method.solvers(m), problems, options)
-        worth = measured(method, m, problems)
+        times, weights = take_turns(method.solvers(m), problems, options)
+    worth: dict[str, dict[str, list[float]]] = {by: {name: [] for name in method.measures} for by in times}
+    for (_, G), found in zip(problems, weights, strict=True):
+        for name, values in method.measure(G, torch.stack(list(found.values()))).items():
+            for by, value in zip(found, values.tolist(), strict=True):
+                worth[by][name].append(value)
     return [
         {"method": method.name, "by": by, "tasks": m, "seconds": median(t), "calls": len(t), "worth": worth[by]}
         for by, t in times.items()
@@ -269,35 +283,33 @@ def problem(m: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def take_turns(
     solvers: Mapping[str, Solver], problems: Sequence[tuple[Tensor, Tensor]], options: Options
-) -> dict[str, list[float]]:
-    """Return the times of the calls of every solver; the first call of each, which sets things up, does not count."""
-    for solve in solvers.values():
-        solve(*problems[-1])
+) -> tuple[dict[str, list[float]], list[dict[str, Tensor]]]:
+    """Return the times of the calls of every solver, and for each problem the weights that each found first.
+
+    A solver's very first call sets things up and does not count, unless it is slow enough to be the only one.
+    """
     times: dict[str, list[float]] = {by: [] for by in solvers}
-    going = dict(solvers)
+    weights: list[dict[str, Tensor]] = [{} for _ in problems]
+
+    def call(by: str, i: int) -> None:
+        start = time.perf_counter()
+        w = solvers[by](*problems[i])
+        times[by].append(time.perf_counter() - start)
+        weights[i].setdefault(by, w)
+
+    for by in solvers:
+        call(by, 0)
+        if sum(times[by]) < options.most_seconds:
+            times[by].clear()
+            del weights[0][by]
+    going = [by for by in solvers if not times[by]]
     while going:
-        for J, G in problems:
-            for by, solve in going.items():
-                if times[by] and sum(times[by]) >= options.most_seconds:
-                    continue
-                start = time.perf_counter()
-                solve(J, G)
-                times[by].append(time.perf_counter() - start)
-        going = {by: solve for by, solve in going.items() if sum(times[by]) < options.seconds}
-    return times
-
-
-def measured(method: Method, m: int, problems: Sequence[tuple[Tensor, Tensor]]) -> dict[str, dict[str, list[float]]]:
-    """Return what the weights of each solver are worth: by its name and that of the measure, for each problem."""
-    worth: dict[str, dict[str, list[float]]] = {}
-    for J, G in problems:
-        weights = {by: solve(J, G) for by, solve in method.solvers(m).items()}  # new ones, without a state
-        values = method.measure(G, torch.stack(list(weights.values())))
-        for i, by in enumerate(weights):
-            mine = worth.setdefault(by, {name: [] for name in method.measures})
-            for name, value in values.items():
-                mine[name].append(float(value[i]))
-    return worth
+        for i in range(len(problems)):
+            for by in going:
+                if sum(times[by]) < options.most_seconds:
+                    call(by, i)
+        going = [by for by in going if sum(times[by]) < options.seconds]
+    return times, weights
 
 
 def lines(records: Sequence[Mapping[str, Any]]) -> list[str]:

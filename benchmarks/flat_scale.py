@@ -13,7 +13,7 @@ from typing import Any
 
 import tyro
 
-from flatmtl_bench.demo import Demo, demo_config, open_runs, train_side_by_side
+from flatmtl_bench.demo import demo_config, open_runs, train_side_by_side
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.reports.comparison import conflict, sharpness
 from flatmtl_bench.reports.reading import Run, read

@@ -1,12 +1,15 @@
-"""Write every number and figure of the README from committed result files: ``python docs/generate.py``.
+"""Write every number and figure of the README and of the docs from committed results: ``python docs/generate.py``.
 
-``python docs/generate.py --check`` changes nothing and says whether the README is up to date.
+``python docs/generate.py --check`` changes nothing and says what is out of date. What is generated is in ``PAGES`` and
+``FIGURES``, at the end: a block of a page between markers, or a figure, from the result file that it is made of.
 """
 
 import hashlib
 import json
 import re
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -14,10 +17,81 @@ from typing import Any
 from flatmtl.aggregators import AGGREGATORS
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-DEMO = ROOT / "benchmarks" / "results" / "demo.json"
-FIGURE = ROOT / "docs" / "demo.svg"
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
 PLAIN_COLOUR, FLAT_COLOUR = "#0072b2", "#d55e00"  # distinct in print and for the colour-blind
+SOLVERS = {"flatmtl": ("#0072b2", "-"), "TorchJD": ("#d55e00", "--"), "SciPy": ("#009e73", ":")}
+"""Whose aggregators are timed, with colour and line in the figure."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page with generated blocks, each between ``<!-- name:begin -->`` and ``<!-- name:end -->``.
+
+    Attributes:
+        path: of the page.
+        blocks: what makes each block, by its name.
+    """
+
+    path: Path
+    blocks: Mapping[str, Callable[[], str]]
+
+    def filled(self) -> str:
+        """Return the page with its blocks as they should be."""
+        text = self.path.read_text(encoding="utf-8")
+        for name, block in self.blocks.items():
+            begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+            before, rest = text.split(begin)
+            text = f"{before}{begin}\n{block()}\n{end}{rest.split(end)[1]}"
+        return text
+
+    def is_current(self) -> bool:
+        """Return whether the page is as it should be."""
+        return self.filled() == self.path.read_text(encoding="utf-8")
+
+    def write(self) -> None:
+        """Bring the page up to date."""
+        self.path.write_text(self.filled(), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure drawn from one result file, whose fingerprint it carries.
+
+    Attributes:
+        path: of the figure.
+        result: name of the result file.
+        draw: from Matplotlib's ``pyplot`` and the result to the figure.
+    """
+
+    path: Path
+    result: str
+    draw: Callable[[Any, dict[str, Any]], Any]
+
+    def fingerprint(self) -> str:
+        """Return a mark of the result that the figure is drawn from."""
+        return f"{self.result} {hashlib.sha256((RESULTS / self.result).read_bytes()).hexdigest()[:16]}"
+
+    def is_current(self) -> bool:
+        """Return whether the figure was drawn from the result as it is."""
+        return self.path.exists() and self.fingerprint() in self.path.read_text(encoding="utf-8")
+
+    def write(self) -> None:
+        """Draw the figure."""
+        import matplotlib as mpl
+
+        mpl.use("svg")
+        mpl.rcParams.update({"svg.hashsalt": "flatmtl", "svg.fonttype": "path", "font.size": 10})
+        from matplotlib import pyplot as plt
+
+        figure = self.draw(plt, read(self.result))
+        figure.savefig(self.path, metadata={"Date": None, "Description": self.fingerprint()})
+        plt.close(figure)
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return a result file."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
 def table(rows: list[list[str]]) -> str:
@@ -26,8 +100,9 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "| " + " | ".join(["---"] * len(rows[0])) + " |", *lines[1:]])
 
 
-def demo_block(result: dict[str, Any]) -> str:
+def demo_block() -> str:
     """Return what the README says of the demo."""
+    result = read("demo.json")
     (plain, flat) = result["methods"]
     seeds = len(result["methods"][plain]["runs"])
     protocol = result["methods"][plain]["runs"][0]["protocol"]
@@ -90,30 +165,108 @@ def methods_block() -> str:
     return table(rows)
 
 
-def readme(text: str) -> str:
-    """Return the README with its generated blocks as they should be."""
-    result = json.loads(DEMO.read_text(encoding="utf-8"))
-    for name, block in {"demo": demo_block(result), "methods": methods_block()}.items():
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{block}\n{end}{rest.split(end)[1]}"
-    return text
+def aggregators_block() -> str:
+    """Return what the docs say of the aggregators' time and exactness."""
+    result = read("aggregators.json")
+    made_with, packages = result["environment"], result["environment"]["packages"]
+    cells = cells_of(result)
+    return "\n\n".join(
+        [
+            f"Median milliseconds of a call, {made_with['threads']} thread of {made_with['processor']}, PyTorch "
+            f"{packages['torch']}, TorchJD {packages['torchjd']}, SciPy {packages['scipy']}; "
+            f"{result['options']['seeds']} random matrices with {result['options']['columns']} columns for each number "
+            "m of tasks; made by `python benchmarks/aggregators.py`. Each cell: flatmtl / TorchJD, and how many times "
+            "as long TorchJD takes.",
+            times_table(cells),
+            slower_sentence(cells),
+            "![Time of a call against the number of tasks, one picture for each method](aggregators.svg)",
+            "What the weights are worth, the worst over the matrices; 0 is exact:",
+            worth_table(result, cells),
+            measures_list(result),
+        ]
+    )
 
 
-def fingerprint() -> str:
-    """Return a mark of the result that the figure was drawn from."""
-    return f"demo.json {hashlib.sha256(DEMO.read_bytes()).hexdigest()[:16]}"
+Cells = Mapping[tuple[str, int, str], Mapping[str, Any]]
+"""Records by method, number of tasks and solver."""
 
 
-def draw() -> None:
+def cells_of(result: dict[str, Any]) -> Cells:
+    """Return the records of a result."""
+    return {(record["method"], record["tasks"], record["by"]): record for record in result["records"]}
+
+
+def tasks_of(cells: Cells) -> list[int]:
+    """Return the numbers of tasks that were tried."""
+    return sorted({m for _, m, _ in cells})
+
+
+def methods_of(cells: Cells) -> list[str]:
+    """Return the methods in their order."""
+    return list(dict.fromkeys(method for method, _, _ in cells))
+
+
+def ratio(cells: Cells, method: str, m: int) -> float:
+    """Return how many times as long TorchJD takes."""
+    return cells[method, m, "TorchJD"]["seconds"] / cells[method, m, "flatmtl"]["seconds"]
+
+
+def times_table(cells: Cells) -> str:
+    """Return the table of times: a row for each method, a column for each number of tasks."""
+    rows = [["method", *(f"m = {m}" for m in tasks_of(cells))]]
+    for method in methods_of(cells):
+        row = [method]
+        for m in tasks_of(cells):
+            ours, theirs = (digits(1000 * cells[method, m, by]["seconds"]) for by in ("flatmtl", "TorchJD"))
+            row.append(f"{ours} / {theirs}, **x {digits(ratio(cells, method, m))}**")
+        rows.append(row)
+    return table(rows)
+
+
+def slower_sentence(cells: Cells) -> str:
+    """Return where flatmtl is the slower one, TorchJD and SciPy apart."""
+    parts = []
+    for by in ("TorchJD", "SciPy"):
+        ahead = {}
+        for method in methods_of(cells):
+            times = [(m, cells.get((method, m, by)), cells[method, m, "flatmtl"]) for m in tasks_of(cells)]
+            ahead[method] = [m for m, other, own in times if other and other["seconds"] < own["seconds"]]
+        found = [f"{method} (m = {', '.join(map(str, some))})" for method, some in ahead.items() if some]
+        parts.append(f"{by} takes less time for {', '.join(found) or 'none of them'}.")
+    return " ".join(parts)
+
+
+def worth_table(result: dict[str, Any], cells: Cells) -> str:
+    """Return the table of what the weights are worth: a row for each measure and solver."""
+    rows = [["method", "measure", "by", *(f"m = {m}" for m in tasks_of(cells))]]
+    for method in methods_of(cells):
+        for measure in result["measures"][method]:
+            for by in SOLVERS:
+                records = [cells.get((method, m, by)) for m in tasks_of(cells)]
+                if any(records):
+                    worst = [f"{max(r['worth'][measure]):.0e}" if r else "" for r in records]
+                    rows.append([method, measure, by, *("0" if w == "0e+00" else w for w in worst)])
+    return table(rows)
+
+
+def measures_list(result: dict[str, Any]) -> str:
+    """Return what each measure means, once."""
+    meanings = {name: text for measures in result["measures"].values() for name, text in measures.items()}
+    return "\n".join(f"- {name}: {text}" for name, text in meanings.items())
+
+
+def digits(x: float) -> str:
+    """Return a positive number to two digits, or as a whole number.
+
+    Example:
+        >>> [digits(x) for x in (0.0123, 0.98, 4.56, 78.9, 3214.0)]
+        ['0.012', '0.98', '4.6', '79', '3214']
+    """
+    return f"{x:.0f}" if x >= 10 else f"{x:.2g}"
+
+
+def draw_demo(plt: Any, result: dict[str, Any]) -> Any:
     """Draw test accuracy and conflict over the epochs: every seed a thin line, the mean over seeds a thick one."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams.update({"svg.hashsalt": "flatmtl", "svg.fonttype": "path", "font.size": 10})
-    from matplotlib import pyplot as plt
-
-    result = json.loads(DEMO.read_text(encoding="utf-8"))
     figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.2), layout="constrained")
     curves = {"test/accuracy": "test accuracy, mean of both tasks (%)", "train/conflict": "steps in conflict (%)"}
     for axis, (name, title) in zip(axes, curves.items(), strict=True):
@@ -134,19 +287,55 @@ def draw() -> None:
         else:
             axis.set_ylim(bottom=0.0)
     axes[1].legend(frameon=False)
-    figure.savefig(FIGURE, metadata={"Date": None, "Description": fingerprint()})
+    return figure
+
+
+def draw_aggregators(plt: Any, result: dict[str, Any]) -> Any:
+    """Draw the time of a call against the number of tasks, a picture for each method."""
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+    cells = cells_of(result)
+    methods, tasks = methods_of(cells), tasks_of(cells)
+    columns = (len(methods) + 1) // 2
+    figure, axes = plt.subplots(2, columns, figsize=(9.0, 4.6), layout="constrained", sharex=True, sharey=True)
+    for axis, method in zip(axes.flat, methods, strict=False):
+        for by, (colour, line) in SOLVERS.items():
+            points = [(m, 1000 * cells[method, m, by]["seconds"]) for m in tasks if (method, m, by) in cells]
+            if points:
+                axis.plot(*zip(*points, strict=True), line, color=colour, marker=".", linewidth=1.8, label=by)
+        axis.set(title=method, xscale="log", yscale="log")
+        axis.set_xticks(tasks)
+        axis.xaxis.set_major_formatter(ScalarFormatter())
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    for axis in axes.flat[len(methods) :]:
+        axis.set_visible(False)
+    figure.supxlabel("number of tasks")
+    figure.supylabel("milliseconds of a call")
+    axes.flat[0].legend(frameon=False, fontsize=8, loc="upper left")
+    return figure
+
+
+PAGES = (
+    Page(ROOT / "README.md", {"demo": demo_block, "methods": methods_block}),
+    Page(DOCS / "benchmarks.md", {"aggregators": aggregators_block}),
+)
+FIGURES = (
+    Figure(DOCS / "demo.svg", "demo.json", draw_demo),
+    Figure(DOCS / "aggregators.svg", "aggregators.json", draw_aggregators),
+)
 
 
 def main() -> int:
     """Write, or with ``--check`` compare."""
-    text = README.read_text(encoding="utf-8")
+    old = [made for made in (*PAGES, *FIGURES) if not made.is_current()]
     if "--check" in sys.argv[1:]:
-        current = readme(text) == text and fingerprint() in FIGURE.read_text(encoding="utf-8")
-        if not current:
-            print("README.md or docs/demo.svg is out of date. Run: python docs/generate.py", file=sys.stderr)
-        return 0 if current else 1
-    README.write_text(readme(text), encoding="utf-8")
-    draw()
+        for made in old:
+            print(f"{made.path.relative_to(ROOT)} is out of date. Run: python docs/generate.py", file=sys.stderr)
+        return 1 if old else 0
+    for made in (*PAGES, *FIGURES):
+        made.write()
     return 0
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from flatmtl import split_parameters
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -57,9 +59,30 @@ class Toy(nn.Module):
         self.heads = nn.ModuleDict({"seg": nn.Linear(8, 3), "depth": nn.Linear(8, 1)})
 
 
+def example_in(page: str, name: str) -> str:
+    """Return the Python code between the markers of that name."""
+    text = (ROOT / page).read_text()
+    return re.search(rf"<!-- {name}:begin -->\n```python\n(.*?)```", text, re.DOTALL).group(1)
+
+
+def test_the_aggregators_of_ones_own_in_the_docs_run_as_they_stand():
+    names: dict = {}
+    exec(example_in("docs/methods.md", "own"), names)
+    model = nn.Linear(3, 2)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+
+    def closure(tasks):
+        return {t: model(x)[:, i].square().mean() for i, t in enumerate(tasks)}
+
+    parameters = split_parameters(model, closure, ["a", "b"])
+    for aggregator in (names["Shortest"](), names["Hardest"]()):
+        mtl = names["FlatMTL"](aggregator, names["SAM"](0.05))
+        weights = mtl.backward(closure, parameters).weights_loss
+        assert sorted(weights.tolist()) == [0.0, 1.0]
+
+
 def test_the_example_of_the_readme_runs_as_it_stands(tmp_path):
-    text = (ROOT / "README.md").read_text()
-    example = re.search(r"<!-- example:begin -->\n```python\n(.*?)```", text, re.DOTALL).group(1)
+    example = example_in("README.md", "example")
     assert len(example.strip().splitlines()) <= 14
     model = Toy()
     generator = torch.Generator().manual_seed(0)

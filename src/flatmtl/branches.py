@@ -1,13 +1,14 @@
 """The aggregator a user gave, and the copies of it that aggregate something else beside it."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
+from flatmtl import foreign
 from flatmtl._linalg import Gramian, gramian, norm, weighted_sum
 from flatmtl.aggregators.base import Aggregator, AnyAggregator, Context, GramianAggregator, LossWeighting, on_cpu
 
@@ -104,11 +105,7 @@ class Branches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the state of every branch that has one."""
-        states: dict[str, Any] = {}
-        for name, aggregator in self._of.items():
-            if hasattr(aggregator, "state_dict"):
-                states[name] = copy.deepcopy(cast(Any, aggregator).state_dict())
-        return states
+        return {name: _state(aggregator) for name, aggregator in self._of.items() if _has_state(aggregator)}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
@@ -116,14 +113,44 @@ class Branches:
         Raises:
             ValueError: if it is the state of other branches.
         """
-        expected = self.state_dict().keys()
-        if states.keys() != expected:
+        expected = {name for name, aggregator in self._of.items() if _has_state(aggregator)}
+        if set(states) != expected:
             raise ValueError(
                 f"the state has the branches {sorted(states)}; expected {sorted(expected)}. Load it into a FlatMTL "
                 "with the same aggregator and the same combine."
             )
         for name, state in states.items():
-            cast("Any", self._of[name]).load_state_dict(copy.deepcopy(state))
+            _load(self._of[name], state)
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that puts every branch back to how it is now."""
+        modules = [foreign.Snapshot(a) for a in self._of.values() if isinstance(a, nn.Module)]
+        others = [(a, _state(a)) for a in self._of.values() if _has_state(a) and not isinstance(a, nn.Module)]
+
+        def restore() -> None:
+            for module in modules:
+                module.restore()
+            for aggregator, state in others:
+                _load(aggregator, state)
+
+        return restore
+
+
+def _has_state(aggregator: AnyAggregator) -> bool:
+    return hasattr(aggregator, "state_dict")
+
+
+def _state(aggregator: AnyAggregator) -> Any:
+    if isinstance(aggregator, nn.Module):
+        return foreign.saved(aggregator)
+    return copy.deepcopy(cast(Any, aggregator).state_dict())
+
+
+def _load(aggregator: AnyAggregator, state: Any) -> None:
+    if isinstance(aggregator, nn.Module):
+        foreign.load(aggregator, state)
+    else:
+        cast(Any, aggregator).load_state_dict(copy.deepcopy(state))
 
 
 def _check_direction(aggregator: object, d: object, J: Tensor, *, changed: bool) -> None:

@@ -155,7 +155,7 @@ class FlatMTL:
                 "backward was called by a closure of the same FlatMTL; give the closure's own step another."
             )
         self._last = None
-        state = self._branches.state_dict()
+        restore = self._branches.snapshot()
         step = self._step(closures, parameters, _enabled(scaler))
         self._busy = True
         try:
@@ -163,17 +163,17 @@ class FlatMTL:
                 result = step.run()
             except TaskByTask:
                 step.passes.start_over()
-                self._branches.load_state_dict(state)
+                restore()
                 step = self._step(closures, parameters, _enabled(scaler), at_once=False)
                 result = step.run()
         except BaseException:
             step.passes.roll_back()
-            self._branches.load_state_dict(state)
+            restore()
             raise
         finally:
             self._busy = False
         if result.skipped:
-            self._branches.load_state_dict(state)
+            restore()
         elif getattr(self.aggregator, "learns_from_step", False):
             self._last = step.passes
         self._asks_all = step.passes.asks_all

@@ -1,8 +1,8 @@
 """The two kinds of pass over the data: the clean one, and the perturbed ones that repeat it elsewhere."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from flatmtl.closures import Closure, evaluate
 from flatmtl.gradients import Gradient, Rows, add, gradient, scaled
 from flatmtl.parameters import TaskParameters
 from flatmtl.perturbations import SAM, Part, perturbed
-from flatmtl.world import World
+from flatmtl.world import RandomStreams, World
 
 
 @dataclass
@@ -78,6 +78,7 @@ class Passes:
         self._closures = closures
         self._starts: list[World] = []
         self._ends: list[World] = []
+        self._between: RandomStreams | None = None
 
     @property
     def count(self) -> int:
@@ -135,9 +136,20 @@ class Passes:
         places = [self.rows.places, *([torch.empty_like(w) for w in head.weights] for head in heads)]
         return perturbed(perturbation, [trunk, *heads], places)
 
+    @contextmanager
+    def between(self) -> Generator[None]:
+        """Continue the random streams where the clean pass left them, and then from one such context to the next.
+
+        What an aggregator from elsewhere draws is neither undone by a perturbed pass nor drawn again.
+        """
+        (self._between or self._ends[-1].streams).restore()
+        yield
+        self._between = RandomStreams(self.parameters.devices)
+
     def finish(self) -> None:
-        """Leave buffers and random streams where the clean pass left them."""
-        self._ends[-1].restore()
+        """Leave the buffers where the clean pass left them, and the random streams where it and :meth:`between` did."""
+        self._ends[-1].buffers.restore()
+        (self._between or self._ends[-1].streams).restore()
 
     def losses_after(self, closures: Sequence[Closure]) -> Context:
         """Return the losses now of what the clean pass saw: from the same random streams and buffers.

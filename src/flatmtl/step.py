@@ -156,8 +156,9 @@ class Step:
 
     def aggregate(self, branch: Branch, tasks: Sequence[Task], G: Gramian | None = None) -> Tensor:
         """Return the direction of the rows, which are those of ``tasks``."""
-        context = context_of(tasks)
-        d, weights = self.branches.aggregate(branch, self.passes.rows.matrix[: len(tasks)], G, context)
+        J, context = self.passes.rows.matrix[: len(tasks)], context_of(tasks)
+        with self.passes.between():
+            d, weights = self.branches.aggregate(branch, J, G, context)
         if weights is not None:
             self.found[f"weights_{branch}"] = self.over_all_tasks(weights, tasks)
         return d
@@ -165,7 +166,8 @@ class Step:
     def pair(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the direction of two vectors."""
         context = Context((0, 1), torch.ones(2, dtype=torch.float64, device="cpu"))
-        return self.branches.aggregate("pair", torch.stack([a, b]), None, context)[0]
+        with self.passes.between():
+            return self.branches.aggregate("pair", torch.stack([a, b]), None, context)[0]
 
     def gramian(self, count: int) -> Gramian:
         """Return the Gramian of the first ``count`` rows."""

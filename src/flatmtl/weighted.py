@@ -41,7 +41,8 @@ class WeightedStep(Step):
     def weigh(self) -> None:
         """Take the weights of the present tasks from their clean losses."""
         tasks = self.passes.tasks
-        self.weights = self.branches.weigh(context_of(tasks))
+        with self.passes.between():
+            self.weights = self.branches.weigh(context_of(tasks))
         self.found["weights_loss"] = self.over_all_tasks(self.weights, tasks)
 
     def write(self, direction: Tensor) -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.flatmtl.toys import TASKS, Toy, assert_same
+from tests.flatmtl.toys import EVERY, TASKS, Toy, aggregator, assert_same
 from tests.reference import algorithm1
 from torch import Tensor, nn
 
 from flatmtl import ASAM, SAM, FlatMTL, TaskParameters, perturbations, split_parameters
-from flatmtl.aggregators import IMTLG, MGDA, CAGrad, GramianAggregator, Mean, PCGrad, Sum
+from flatmtl.aggregators import IMTLG, MGDA, CAGrad, GramianAggregator, Mean, NashMTL, PCGrad, Sum
 
 AGGREGATORS = [Mean(), Sum(), MGDA(), PCGrad(), CAGrad(), IMTLG()]
 COMBINE = ["individual", "direct", "second", "each"]
@@ -181,12 +181,14 @@ class TestLimits:
         _, direct = step(toy, FlatMTL(Mean(), SAM(0.3), combine="direct"))
         torch.testing.assert_close(individual, direct, rtol=1e-12, atol=1e-14)
 
-    @pytest.mark.parametrize("aggregator", [Mean(), MGDA(), PCGrad(), IMTLG()], ids=repr)
-    def test_one_task_is_sam(self, aggregator):
+    @pytest.mark.parametrize("name", EVERY)
+    def test_one_task_is_parallel_to_sam(self, name):
+        """Single-task learning is one task in the same engine; its flat form is SAM on the whole network."""
         toy = Toy()
         parameters = toy.split(["left"])
         assert parameters.heads == {"left": ()}
-        FlatMTL(aggregator, SAM(0.2)).backward(toy.closure, parameters)
+        method = aggregator(name, tasks=1)
+        FlatMTL(method, SAM(0.2), combine="direct").backward(toy.closure, parameters)
         every = parameters.shared
         weights = [p.detach().clone() for p in every]
         g = torch.autograd.grad(toy.closure(["left"])["left"], every)
@@ -194,11 +196,55 @@ class TestLimits:
         with torch.no_grad():
             for p, part in zip(every, g, strict=True):
                 p += 0.2 * part / size
-        expected = torch.autograd.grad(toy.closure(["left"])["left"], every)
+        expected = torch.cat([p.reshape(-1) for p in torch.autograd.grad(toy.closure(["left"])["left"], every)])
         with torch.no_grad():
             for p, w in zip(every, weights, strict=True):
                 p.copy_(w)
-        torch.testing.assert_close([p.grad for p in every], list(expected), rtol=1e-10, atol=1e-13)
+        d = shared_gradient(parameters)
+        factor = float(d @ expected / (expected @ expected))
+        assert factor > 0.0
+        torch.testing.assert_close(d, factor * expected, rtol=1e-10, atol=1e-13)
+        if method.degree == 1.0 and name not in ("cagrad", "si", "gls", "famo"):
+            assert factor == pytest.approx(1.0)
+
+    @pytest.mark.parametrize("name", EVERY)
+    def test_flat_part_vanishes_linearly_with_the_radius(self, name):
+        """With the default flat_scale, whatever the degree of the aggregator."""
+        toy = Toy(seed=3)
+        _, plain = step(toy, FlatMTL(aggregator(name)))
+        flat = [step(toy, FlatMTL(aggregator(name), SAM(rho, rho_heads=0.0)))[1] - plain for rho in (1e-3, 1e-4)]
+        assert float(flat[0].norm() / flat[1].norm()) == pytest.approx(10.0, rel=0.05)
+        torch.testing.assert_close(flat[1] * 10.0, flat[0], rtol=0.0, atol=0.05 * float(flat[0].norm()))
+
+    @pytest.mark.parametrize("name", [n for n in EVERY if aggregator(n).degree != 1.0])
+    def test_flat_part_as_printed_does_not(self, name):
+        toy = Toy(seed=3)
+        _, plain = step(toy, FlatMTL(aggregator(name)))
+        raw = [step(toy, FlatMTL(aggregator(name), SAM(r), flat_scale="raw"))[1] - plain for r in (1e-3, 1e-4)]
+        degree = aggregator(name).degree
+        assert float(raw[0].norm() / raw[1].norm()) == pytest.approx(10.0**degree, rel=0.05)
+
+    @pytest.mark.parametrize("flat_scale", ["linear", "raw"])
+    @pytest.mark.parametrize("perturbation", [None, SAM(0.3), ASAM(0.5)], ids=repr)
+    def test_nash_is_invariant_to_the_scale_of_one_loss(self, flat_scale, perturbation):
+        toy = Toy()
+
+        def louder(tasks):
+            return {t: loss * (1000.0 if t == "right" else 1.0) for t, loss in toy.closure(tasks).items()}
+
+        _, d = step(toy, FlatMTL(NashMTL(), perturbation, flat_scale=flat_scale))
+        _, same = step(toy, FlatMTL(NashMTL(), perturbation, flat_scale=flat_scale), closure=louder)
+        torch.testing.assert_close(same, d, rtol=0.0, atol=1e-8 * float(d.norm()))
+
+    @pytest.mark.parametrize("rho", [0.01, 3.0])
+    def test_no_part_is_longer_than_max_norm(self, rho):
+        toy, parts = Toy(), []
+        mtl = FlatMTL(NashMTL(max_norm=0.1), SAM(rho))
+        _, d = step(toy, mtl)
+        _, loss_part = step(toy, FlatMTL(NashMTL(max_norm=0.1)))
+        parts = [float(loss_part.norm()), float((d - loss_part).norm())]
+        assert parts[0] == pytest.approx(0.1)
+        assert parts[1] <= 0.1 * (1 + 1e-12)
 
     def test_flat_gradient_tends_to_the_hessian_along_the_gradient(self):
         """For rho -> 0 with unperturbed heads, f / rho -> H g / |g|."""
@@ -212,22 +258,6 @@ class TestLimits:
         unit = (vector / vector.norm()).detach()
         Hu = torch.cat([part.reshape(-1) for part in torch.autograd.grad(vector @ unit, parameters.shared)])
         torch.testing.assert_close(rows[1][0] / rho, Hu, rtol=1e-3, atol=1e-4 * float(Hu.norm()))
-
-    def test_flat_part_of_an_aggregator_of_degree_zero_vanishes_linearly(self):
-        class Direction(Mean):
-            """The direction of the mean: degree 0."""
-
-            degree = 0.0
-
-            def weights(self, gramian, context=None):
-                return torch.ones(len(gramian), dtype=gramian.dtype) / gramian.sum().sqrt()
-
-        toy = Toy()
-        _, plain = step(toy, FlatMTL(Direction()))
-        sizes = [(step(toy, FlatMTL(Direction(), SAM(rho)))[1] - plain).norm() for rho in (1e-3, 1e-4)]
-        raw = [(step(toy, FlatMTL(Direction(), SAM(r), flat_scale="raw"))[1] - plain).norm() for r in (1e-3, 1e-4)]
-        assert sizes[0] / sizes[1] == pytest.approx(10, rel=0.05)
-        assert raw[0] / raw[1] == pytest.approx(1, rel=0.05)
 
     def test_adaptive_radius_ignores_a_change_of_scale_between_layers(self):
         toy = Toy(nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 5, bias=False)))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flatmtl import TaskParameters, split_parameters
+from flatmtl.aggregators import AGGREGATORS, Aggregator, build
 
 TASKS = ("left", "right", "third")
 
@@ -48,3 +49,15 @@ class Toy(nn.Module):
 def assert_same(actual, expected) -> None:
     """Equal bit for bit."""
     torch.testing.assert_close(actual, expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def aggregator(name: str, tasks: int = len(TASKS)) -> Aggregator:
+    """Make any aggregator of the table for so many tasks."""
+    options = {"fixed": {"weights": [1.0 + i / tasks for i in range(tasks)]}}
+    options |= {weighting: {"tasks": tasks} for weighting in ("uw", "imtl_l", "famo")}
+    made = build(name, **options.get(name, {}))
+    made.start_epoch(1)
+    return made
+
+
+EVERY = list(AGGREGATORS)

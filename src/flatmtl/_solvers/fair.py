@@ -7,11 +7,11 @@ With the rows scaled to unit length, Gramian ``U``, :math:`a_i = \min_j \lVert g
 .. math::
     h(\log x) = \log(U x) + \tfrac1\alpha \log x - \log c.
 
-Wherever :math:`U x > 0`, the Jacobian of ``h`` is :math:`Q^{-1} (X U X + Q / \alpha)` with :math:`X = \mathrm{diag}(x)`
-and :math:`Q = \mathrm{diag}(x \circ U x)`: Newton's equation is definite, also for rows that depend on each other. As
-every right-hand side :math:`c > 0` has exactly one solution, ``h`` maps :math:`\{x > 0 : U x > 0\}` one to one onto
-:math:`\mathbb{R}^m`, so that nothing but rounding keeps a Newton method that reduces ``h`` from getting to zero. This
-set is empty if and only if zero is a convex combination of the rows: then there are no such weights.
+Wherever :math:`p = U x > 0`, Newton's step solves :math:`(U + \mathrm{diag}(p / \alpha x)) \, \Delta x = -p \, h`,
+which is positive definite, also for rows that depend on each other. As every right-hand side :math:`c > 0` has exactly
+one solution, ``h`` maps :math:`\{x > 0 : U x > 0\}` one to one onto :math:`\mathbb{R}^m`: a Newton method that reduces
+``h`` at every step has nothing to get stuck at but rounding. This set is empty if and only if zero is a convex
+combination of the rows; then there are no such weights.
 """
 
 import math
@@ -43,21 +43,28 @@ def fair_weights(gramian: Tensor, alpha: float) -> Fair:
     working precision, there is no solution: all weights are zero, and the residual is infinite.
     """
     norms = row_norms(gramian)
-    rows = norms.nonzero().squeeze(1)
-    if len(rows) == 0:
-        return Fair(norms, 0.0)
-    if len(rows) < len(norms):
-        weights, residual = fair_weights(gramian[rows][:, rows], alpha)
-        return Fair(torch.zeros_like(norms).index_copy_(0, rows, weights), residual)
+    shortest = norms.min()
+    if float(shortest) == 0.0:
+        return _without_zero_rows(gramian, norms, alpha)
     U, a = unit_rows(gramian, norms)
     x = _interior(U, guess=a ** ((alpha - 1.0) / (alpha + 1.0)))
     if x is None:
         return Fair(torch.zeros_like(norms), math.inf)
     found = _solve(U, a.log(), alpha, x)
-    unit = norms.min() ** (-2.0 * alpha / (1.0 + alpha))
-    weights, residual = found.x * a * unit, float(found.h.expm1().abs().max())
-    beyond = not math.isfinite(residual + float(weights.sum()))  # the range of double precision
-    return Fair(torch.zeros_like(norms), math.inf) if beyond else Fair(weights, residual)
+    weights = found.x * a * shortest ** (-2.0 * alpha / (1.0 + alpha))
+    residual = float(found.h.expm1().abs().max())
+    if not math.isfinite(residual + float(weights.sum())):  # beyond the range of double precision
+        return Fair(torch.zeros_like(norms), math.inf)
+    return Fair(weights, residual)
+
+
+def _without_zero_rows(gramian: Tensor, norms: Tensor, alpha: float) -> Fair:
+    """Solve for the rows that are not zero."""
+    rows = norms.nonzero().squeeze(1)
+    if len(rows) == 0:
+        return Fair(norms, 0.0)
+    weights, residual = fair_weights(gramian[rows][:, rows], alpha)
+    return Fair(torch.zeros_like(norms).index_copy_(0, rows, weights), residual)
 
 
 def _interior(U: Tensor, guess: Tensor) -> Tensor | None:
@@ -68,15 +75,16 @@ def _interior(U: Tensor, guess: Tensor) -> Tensor | None:
     """
     if _is_positive(guess, torch.mv(U, guess)):
         return guess
-    x, identity = torch.full_like(guess, len(guess) ** -0.5), torch.eye(len(guess), dtype=torch.float64)
+    x = torch.full_like(guess, len(guess) ** -0.5)
     for _ in range(8):
         p = torch.mv(U, x)
         if float(torch.dot(x, p)) <= NOISE * float(x.sum()) ** 2:
             return None
         if _is_positive(x, p):
             return x
-        step = _solve_definite(identity, U, x, 1.0 - x * p)
-        x = x * (1.0 + step * _longest(float(step.min())))
+        y = x.reciprocal()
+        step = _solve_definite(U, y * y, p - y)
+        x = x.sub(step, alpha=_longest(float((step * y).max())))
     x = min_norm_point(U)
     squared_length = float(torch.dot(x, torch.mv(U, x)))
     x += squared_length / (2.0 * len(x))  # inside, and U x >= squared_length / 2 still
@@ -106,13 +114,13 @@ def _stages(alpha: float) -> list[float]:
 
 
 def _longest(fall: float) -> float:
-    """Return how much of a step to take if it lets an entry fall by this negative multiple of the entry."""
-    return min(1.0, -_TO_BOUNDARY / fall) if fall < 0.0 else 1.0
+    """Return how much of a step to take if all of it lets an entry fall by this multiple of itself."""
+    return 1.0 if fall <= _TO_BOUNDARY else _TO_BOUNDARY / fall
 
 
-def _solve_definite(D: Tensor, U: Tensor, e: Tensor, b: Tensor) -> Tensor:
-    """Solve ``(D + E U E) y = b`` with ``E = diag(e)``."""
-    L, _ = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(torch.addcmul(D, U, e.outer(e))))
+def _solve_definite(U: Tensor, d: Tensor, b: Tensor) -> Tensor:
+    """Solve ``(U + diag(d)) y = b``; no scales in ``d`` make the rounding of Cholesky's method worse."""
+    L, _ = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(U + d.diag()))
     return torch.cholesky_solve(b.unsqueeze(1), L).squeeze(1)
 
 
@@ -135,11 +143,10 @@ class _Equation:
     def __init__(self, U: Tensor, log_a: Tensor, alpha: float) -> None:
         self.U, self.alpha = U, alpha
         self.log_c = log_a * (1.0 - 1.0 / alpha)
-        self.D = torch.eye(len(U), dtype=torch.float64).div_(alpha)
 
     def newton(self, x: Tensor, steps: int) -> _Point:
         """Return the last point of Newton's method from where ``U x > 0``, after so many steps at most."""
-        point = self._best_multiple(x)
+        point = self._corrected(x)
         for _ in range(steps):
             if point.size <= _CLOSE:
                 break
@@ -155,28 +162,35 @@ class _Equation:
         h = p.log().add_(x.log(), alpha=1.0 / self.alpha).sub_(self.log_c)
         return _Point(x, p, h, float(cast("Tensor", torch.linalg.vector_norm(h, math.inf))))
 
-    def _best_multiple(self, x: Tensor) -> _Point:
-        """Return the multiple of ``x`` of the smallest size: a factor shifts all entries of ``h`` alike."""
-        least, greatest = self._at(x).h.aminmax()
-        shift = least.add_(greatest).mul_(-0.5 * self.alpha / (1.0 + self.alpha))
-        return self._at(x * shift.exp_())
+    def _corrected(self, x: Tensor) -> _Point:
+        """Return a point after some corrections that are exact for orthogonal rows or if all of ``h`` is the same."""
+        point = self._at(x)
+        while point.size > _CLOSE:
+            following = self._at(point.x * (point.h * (-self.alpha / (1.0 + self.alpha))).exp_())
+            if not following.size < point.size:
+                break
+            worth_it = following.size < 0.5 * point.size and following.size**2 < point.size**3
+            point = following
+            if not worth_it:  # a Newton step costs three corrections, and squares the size
+                break
+        return point
 
     def _next(self, point: _Point) -> _Point | None:
         """Return the point after one Newton step, shortened until ``h`` gets smaller; None if it does not."""
         x, p, h, size = point
-        root = (x * p).sqrt_()
-        step = _solve_definite(self.D, self.U, (x / p).sqrt_(), h * root).div_(root).neg_()
-        rise = torch.add(h, step, alpha=1.0 / self.alpha).neg_()  # the relative change of U x, as step is of x
-        # An entry too small to count in U x follows its own equation, over any number of orders of magnitude.
-        small = 0.1 * float(p.min())
-        follows = x < small if float(x.min()) < small else None
-        fall = step if follows is None else step.masked_fill(follows, 0.0)
-        t = _longest(float(torch.minimum(fall, rise).min()))
+        step = _solve_definite(self.U, (p / x).div_(self.alpha), p * h)
+        fall = step / x
+        fall_of_p = torch.sub(h, fall, alpha=1.0 / self.alpha)
+        t = _longest(float(torch.maximum(fall, fall_of_p).max()))
+        follows = None
+        if t < 1.0:  # entries of x too small to count in U x follow their own equation, over orders of magnitude
+            follows = x < 0.1 * p.min()
+            t = _longest(float(torch.maximum(fall.masked_fill(follows, 0.0), fall_of_p).max()))
         for _ in range(8):
-            moved = torch.addcmul(x, x, step, value=t)
+            moved = torch.sub(x, step, alpha=t)
             if follows is not None:
-                own = (rise * t).log1p_().add_(h, alpha=t).mul_(-self.alpha).exp_()
-                moved = torch.where(follows, own * x, moved)
+                own = (fall_of_p * -t).log1p_().add_(h, alpha=t).mul_(-self.alpha).exp_()
+                moved = torch.where(follows, own.mul_(x), moved)
             following = self._at(moved)
             if following.size <= (1.0 - 0.1 * t) * size:
                 return following

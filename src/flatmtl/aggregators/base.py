@@ -122,7 +122,7 @@ class GramianAggregator(Aggregator):
         """Warn once if some rows, but not all, are zero."""
         zero = G.diagonal() == 0.0
         if bool(zero.any()) and not bool(zero.all()):
-            rows = zero.nonzero().squeeze(1).tolist()
+            rows = [i for i, is_zero in enumerate(floats(zero)) if is_zero]
             self._say_once(
                 f"a task gradient is zero: {instead}, here and from now on (rows {rows}, from 0). For a task without "
                 "labels return None instead; else see why its loss does not depend on the shared parameters."

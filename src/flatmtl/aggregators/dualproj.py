@@ -1,8 +1,10 @@
 """The mean of the task gradients, projected on the directions that conflict with no task."""
 
+import torch
 from torch import Tensor
 
 from flatmtl._solvers.quadratic import cone_weights
+from flatmtl._solvers.rows import NOISE
 from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
 
 
@@ -21,6 +23,8 @@ class DualProj(GramianAggregator):
 
     The paper projects the gradient of the current task on the cone of the tasks before it; here all tasks are
     trained together, so the mean takes the place of the current one. A task gradient that is zero restricts nothing.
+    Where rows depend on each other to working precision, as opposite ones, a ridge of the size of the rounding on the
+    Gramian bounds the weights, as for :class:`~flatmtl.aggregators.UPGrad`.
 
     Cost: the Gramian and one product with ``J``. The projection is solved exactly by an active-set method on the
     Gramian, at a cost that does not depend on the number of parameters.
@@ -44,4 +48,5 @@ class DualProj(GramianAggregator):
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         """Return the weights of the projection of the mean; see the class."""
         G = in_float64(gramian)
-        return (cone_weights(G, G.mean(dim=1)) + 1.0 / len(G)).to(gramian)
+        ridged = G + torch.diag(4 * NOISE * G.diagonal())
+        return (cone_weights(ridged, G.mean(dim=1)) + 1.0 / len(G)).to(gramian)

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from flatmtl._solvers.quadratic import cone_weights
-from flatmtl._solvers.rows import EPS, NOISE, row_norms
+from flatmtl._solvers.rows import NOISE, row_norms
 from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
+
+RIDGE = 4 * NOISE
 
 
 class UPGrad(GramianAggregator):
@@ -23,7 +25,10 @@ class UPGrad(GramianAggregator):
     to the length of its gradient. ``d = 0`` at Pareto-stationary points where the cone holds nothing of any task
     gradient, as for opposite ones; where it does, ``d`` still helps some tasks without harm to the others.
 
-    A task gradient that is zero restricts nothing and adds nothing but its share of the mean.
+    A task gradient that is zero restricts nothing and adds nothing but its share of the mean. A ridge of the size of
+    the rounding, 1.4e-14, on the Gramian of the unit rows bounds the weights where rows depend on each other up to
+    rounding, as opposite ones do; products :math:`\langle d, g_i \rangle` are then at least -1e-7 of the largest
+    :math:`\lVert g_j \rVert \lVert g_i \rVert`.
 
     Cost: the Gramian and one product with ``J``. The ``m`` projections are solved exactly on the Gramian, all at once
     by principal pivoting, at a cost that does not depend on the number of parameters.
@@ -54,7 +59,7 @@ class UPGrad(GramianAggregator):
         added, unsolved = _project_all(G / lengths[:, None] / lengths)
         w = torch.mv(added.T, norms) / lengths
         for i in unsolved:
-            w += cone_weights(G, G[i])
+            w += cone_weights(G + torch.diag(RIDGE * G.diagonal()), G[i])
         return ((w + 1.0) / len(G)).to(gramian)
 
 
@@ -62,24 +67,24 @@ def _project_all(U: Tensor) -> tuple[Tensor, list[int]]:
     r"""Project each unit row on the dual cone of all, by block principal pivoting.
 
     Row ``i`` asks for :math:`v \ge 0` with a slope :math:`U v + U_i \ge 0` that is 0 wherever ``v`` is positive. From
-    a guess of where that is, all rows whose sign is wrong change sides, until none is. This need not end, nor need the
-    rows of a guess be independent: what is open after a few rounds is left to the active-set method.
+    a guess of where that is, all rows whose sign is wrong change sides, until none is. This need not end: what is open
+    after a few rounds is left to the active-set method.
 
     Returns:
         The ``v`` of all problems, ``(m, m)``, and the positions of those unsolved, whose ``v`` is 0.
     """
     m = len(U)
+    ridge = torch.eye(m, dtype=U.dtype) * RIDGE
     solution, unsolved = torch.zeros_like(U), torch.arange(m)
     positive = U < 0.0  # all that conflict with row i
     for _ in range(15):
         b = U[unsolved]
-        A = torch.where(positive[:, :, None] & positive[:, None, :], U, torch.eye(m, dtype=U.dtype))
+        A = torch.where(positive[:, :, None] & positive[:, None, :], U + ridge, torch.eye(m, dtype=U.dtype))
         L, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(A))
         v = torch.cholesky_solve(torch.where(positive, -b, 0.0)[:, :, None], L).squeeze(2)
         noise = NOISE * (b.abs() + v.abs().sum(dim=1, keepdim=True))
         wrong = torch.where(positive, v < 0.0, v @ U + b < -noise)
-        independent = (failed == 0) & (L.diagonal(dim1=1, dim2=2).amin(dim=1) ** 2 > EPS)
-        solved = independent & ~wrong.any(dim=1)
+        solved = (failed == 0) & ~wrong.any(dim=1)
         solution[unsolved[solved]] = v[solved]
         unsolved, positive = unsolved[~solved], (positive ^ wrong)[~solved]
         if len(unsolved) == 0:

@@ -92,6 +92,14 @@ class TestBoth:
             J = torch.cat([row, -2.0 * row + distance * randn(1, 20, seed=seed + 50), randn(1, 20, seed=seed + 90)])
             assert worst_conflict(J, aggregator(J)) >= -1e-8  # the Gramian has half the digits of a cosine near -1
 
+    def test_never_conflicts_for_rows_that_depend_on_each_other_up_to_rounding(self, aggregator):
+        """Their Gramian is singular or not by chance, and without a bound on the weights these would be noise."""
+        for seed in range(100):
+            rows = torch.randint(-3, 4, (6, 7), generator=torch.Generator().manual_seed(seed)).double()
+            rows[3], rows[4] = -rows[0], rows[1] - 2.0 * rows[2]
+            J = rows + 1e-8 * randn(6, 7, seed=seed)
+            assert worst_conflict(J, aggregator(J)) >= -1e-7
+
     @pytest.mark.parametrize("m", [1, 2, 7, 64])
     def test_without_conflict_it_is_the_mean(self, aggregator, m):
         J = randn(m, 8, seed=m).abs()
@@ -105,7 +113,7 @@ class TestBoth:
     def test_opposite_rows_leave_what_is_orthogonal_to_them(self, aggregator):
         J = torch.tensor([[1.0, 0.0, 0.0], [-3.0, 0.0, 0.0], [0.5, 2.0, 0.0]], dtype=torch.float64)
         torch.testing.assert_close(aggregator(J), torch.tensor([0.0, 2.0 / 3.0, 0.0], dtype=torch.float64))
-        assert float(aggregator(J[:2]).abs().max()) <= 1e-15
+        assert float(aggregator(J[:2]).abs().max()) <= 1e-13
 
     def test_a_zero_row_restricts_nothing_and_counts_in_the_mean(self, aggregator):
         J = conflicting(4, 9, seed=3)
@@ -141,14 +149,14 @@ def test_golden(entry):
 def test_two_tasks_by_hand():
     """Projected off each other: (1/2, 1/2) and (0, 2), whose mean is the first; the mean (-1/2, 1) becomes (0, 1)."""
     J = torch.tensor([[1.0, 0.0], [-2.0, 2.0]], dtype=torch.float64)
-    assert UPGrad()(J).tolist() == pytest.approx([0.25, 1.25], abs=1e-15)
-    assert DualProj()(J).tolist() == pytest.approx([0.0, 1.0], abs=1e-15)
+    assert UPGrad()(J).tolist() == pytest.approx([0.25, 1.25], abs=1e-13)
+    assert DualProj()(J).tolist() == pytest.approx([0.0, 1.0], abs=1e-13)
 
 
 def test_a_short_gradient_keeps_a_gain_where_the_projected_mean_leaves_it_none():
     J = torch.tensor([[0.01, 0.0], [-2.0, 2.0]], dtype=torch.float64)
     assert float((J @ UPGrad()(J))[0]) > 1e-5
-    assert float((J @ DualProj()(J))[0]) == pytest.approx(0.0, abs=1e-15)
+    assert float((J @ DualProj()(J))[0]) == pytest.approx(0.0, abs=1e-13)
 
 
 class TestPivoting:
