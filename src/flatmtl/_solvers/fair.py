@@ -24,6 +24,7 @@ from flatmtl._solvers.quadratic import min_norm_point
 from flatmtl._solvers.rows import EPS, NOISE, row_norms, unit_rows
 
 _CLOSE = 256 * EPS  # size of h that is rounding
+_NEAR = 0.5  # size of h from which whole steps are tried first
 _CONVERGED = 1e-6  # size of h whose next step ends at rounding
 _TO_BOUNDARY = 0.95  # the part of the way to the nearest zero of x or U x that a step may go
 
@@ -52,7 +53,7 @@ def fair_weights(gramian: Tensor, alpha: float) -> Fair:
         return Fair(torch.zeros_like(norms), math.inf)
     found = _solve(U, a.log(), alpha, x)
     weights = found.x * a * shortest ** (-2.0 * alpha / (1.0 + alpha))
-    residual = float(found.h.expm1().abs().max())
+    residual = found.size if found.size < _CONVERGED else float(found.h.expm1().abs().max())
     if not math.isfinite(residual + float(weights.sum())):  # beyond the range of double precision
         return Fair(torch.zeros_like(norms), math.inf)
     return Fair(weights, residual)
@@ -179,6 +180,10 @@ class _Equation:
         """Return the point after one Newton step, shortened until ``h`` gets smaller; None if it does not."""
         x, p, h, size = point
         step = _solve_definite(self.U, (p / x).div_(self.alpha), p * h)
+        if size < _NEAR:  # a whole step will do
+            following = self._at(x - step)
+            if following.size <= 0.5 * size:
+                return following
         fall = step / x
         fall_of_p = torch.sub(h, fall, alpha=1.0 / self.alpha)
         t = _longest(float(torch.maximum(fall, fall_of_p).max()))

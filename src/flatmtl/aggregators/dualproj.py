@@ -40,9 +40,9 @@ class DualProj(GramianAggregator):
 
     Example:
         >>> import torch
-        >>> J = torch.tensor([[1.0, 0.0], [-2.0, 2.0]])
+        >>> J = torch.tensor([[1.0, 1.0], [-4.0, 1.0]])
         >>> DualProj()(J)
-        tensor([0., 1.])
+        tensor([-1.2500,  1.2500])
     """
 
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
