@@ -12,6 +12,7 @@ The method is that of Wolfe (1976), *Finding the nearest point in a polytope*, M
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor
 
 from flatmtl._linalg import floats
-from flatmtl._solvers.rows import EPS, NOISE, row_norms, unit_rows
+from flatmtl._solvers.rows import EPS, NOISE, RIDGE, row_norms, unit_rows
+
+DEPENDENT = EPS**0.5  # smallest eigenvalue of a Gramian of unit rows below which rounding may matter
 
 
 def min_norm_point(gramian: Tensor) -> Tensor:
@@ -64,8 +67,10 @@ def conflict_averse_weights(gramian: Tensor, c: float) -> Tensor:
     rows = norms.nonzero().squeeze(1)
     U, a = unit_rows(gramian[rows][:, rows], norms[rows])
     unit = float(norms[rows].min())
-    program = _Program(U, products[rows] / (norms[rows] * unit), a)
-    w = mean.index_add(0, rows, _conflict_averse(program, radius=c * math.sqrt(squared_mean) / unit))
+    b = products[rows] / (norms[rows] * unit)
+    radius = c * math.sqrt(squared_mean) / unit
+    x = _certain(lambda U: _conflict_averse(_Program(U, b, a), radius), U, b, a, lengths=1.0 / a)
+    w = mean.index_add(0, rows, x)
     # Rows that are opposite up to rounding leave the optimum to rounding: be no worse than the mean then.
     worse = torch.mv(gramian[rows], w).min() < products[rows].min()
     return mean if bool(worse) else w
@@ -84,9 +89,32 @@ def cone_weights(gramian: Tensor, products: Tensor) -> Tensor:
     if len(rows) == 0:
         return x
     U, a = unit_rows(gramian[rows][:, rows], norms[rows])
-    unit = norms[rows].min()
-    face, v = _Program(U, products[rows] / (norms[rows] * unit), None).minimise(t=1.0)
-    return x.index_add(0, rows, face.spread(v, a))
+    b = products[rows] / (norms[rows] * norms[rows].min())
+
+    def solve(U: Tensor) -> Tensor:
+        face, v = _Program(U, b, None).minimise(t=1.0)
+        return face.spread(v, a)
+
+    return x.index_add(0, rows, _certain(solve, U, b, a, lengths=torch.ones_like(a)))
+
+
+def _certain(solve: Callable[[Tensor], Tensor], U: Tensor, b: Tensor, a: Tensor, lengths: Tensor) -> Tensor:
+    """Return the solution whose smallest product with a row is largest for certain: with a ridge, or without.
+
+    Rows that are opposite up to rounding can have weights so large that rounding is all that is left of their sum. A
+    ridge of the size of the Gramian's rounding bounds them. Rows that depend on each other exactly do not need it.
+    """
+    unit = torch.diag(torch.ones_like(a))
+    _, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(U - DEPENDENT * unit))
+    if not int(failed):
+        return solve(U)
+
+    def worst(w: Tensor) -> float:
+        v = w / a
+        rounding = NOISE * (torch.mv(U.abs(), v) + b.abs())
+        return float(((torch.mv(U, v) + b - rounding) * lengths).min())
+
+    return max(solve(U), solve(U + RIDGE * unit), key=worst)
 
 
 def _nearest_on_segment(G: Tensor) -> Tensor:
@@ -108,7 +136,7 @@ def _conflict_averse(program: "_Program", radius: float) -> Tensor:
     else:  # zero lies in the convex hull
         face, v = _Program(U, b, None).minimise(t=1.0)
         x = face.spread(v, a)
-        if math.sqrt(face.squared_length(v)) <= radius:
+        if math.sqrt(face.squared_length(v) + NOISE * float(v.sum()) ** 2) <= radius:
             return x
         low = 1.0 / float(x.sum())
         face, v = program.minimise(low, face.support, floats(v * low))

@@ -5,6 +5,7 @@ from torch import Tensor
 
 EPS = torch.finfo(torch.float64).eps
 NOISE = 16 * EPS  # rounding of sums of products of unit rows
+RIDGE = 4 * NOISE  # what a Gramian of unit rows must be raised by to be definite whatever the rounding
 
 
 def row_norms(gramian: Tensor) -> Tensor:

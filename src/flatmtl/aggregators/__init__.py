@@ -62,7 +62,7 @@ from flatmtl.aggregators.mean import Mean
 from flatmtl.aggregators.mgda import MGDA
 from flatmtl.aggregators.nash_mtl import NashMTL
 from flatmtl.aggregators.pcgrad import PCGrad
-from flatmtl.aggregators.random import Random
+from flatmtl.aggregators.random_weights import Random
 from flatmtl.aggregators.sum import Sum
 from flatmtl.aggregators.upgrad import UPGrad
 from flatmtl.aggregators.weightings import DWA, FAMO, GLS, IMTLL, LS, RLW, SI, UW

@@ -24,7 +24,8 @@ class AlignedMTL(GramianAggregator):
 
     Where rows depend on each other, only the ``r`` singular values that are not zero count: :math:`\sigma_{\min}` is
     the smallest of these, and :math:`U V^\top` is taken on the range of ``J``. The length then jumps up, from nearly
-    zero for rows that nearly depend on each other. A task gradient that is zero has weight 0 and still counts in ``m``.
+    zero for rows that nearly depend on each other. A task gradient that is zero has weight 0 and still counts in ``m``,
+    which is said by a warning, once.
 
     The rank is that of the rows scaled to unit length, so that a short row is not taken for a dependent one. An
     entry of their Gramian is rounded by up to 16 units of float64's precision, hence its eigenvalues by up to ``m``
@@ -54,6 +55,7 @@ class AlignedMTL(GramianAggregator):
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         r"""Return :math:`\frac{\sigma_{\min}}m U \Sigma^{-1} U^\top \mathbf 1`, where :math:`G = U \Sigma^2 U^\top`."""
         G = in_float64(gramian)
+        self._say_left_out(G, instead="it has weight 0 and counts in the mean")
         norms = row_norms(G)
         rows = norms.nonzero().squeeze(1)
         w = torch.zeros_like(norms)

@@ -142,6 +142,40 @@ class GramianAggregator(Aggregator):
             )
 
 
+class Drawing(Aggregator):
+    """An aggregator that draws random numbers from a generator of its own; the global random state is left alone.
+
+    The generator is on the CPU, so that draws do not depend on the device.
+
+    Args:
+        seed: of the generator.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the random generator."""
+        return {**super().state_dict(), "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self._generator.set_state(state["generator"].cpu())
+
+    def _softmax_of_normals(self, m: int) -> Tensor:
+        """Return weights that are positive and sum to 1, drawn anew, shape ``(m,)``."""
+        return torch.randn(m, dtype=torch.float64, device="cpu", generator=self._generator).softmax(dim=0)
+
+    def _orders(self, m: int) -> Tensor:
+        """Return for each row the other rows in an order drawn anew, shape ``(m, m - 1)``; two rows have but one."""
+        if m <= 2:
+            return torch.arange(m - 1, -1, -1)[:, None][:, : m - 1]
+        drawn = torch.rand(m, m - 1, dtype=torch.float64, device="cpu", generator=self._generator).argsort(dim=1)
+        return drawn + (drawn >= torch.arange(m)[:, None])
+
+
 class LossWeighting(Aggregator):
     r"""An aggregator that scales whole losses: training on :math:`\sum_i w_i L_i` with weights from the losses.
 

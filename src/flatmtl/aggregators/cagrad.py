@@ -32,9 +32,8 @@ class CAGrad(GramianAggregator):
     - if :math:`g_w = 0` is optimal (a Pareto-stationary point where a direction in the ball conflicts with no
       task), every such direction is optimal, and the one closest to :math:`g_0` is returned.
 
-    Task gradients that are opposite to within the rounding of float32 have a Gramian that is singular to
-    within that of float64, and which direction in the ball is best is then left to rounding: the direction is
-    no worse than the mean for the worst-served task, but may be short of the best.
+    Task gradients that are opposite to within the rounding of float32 have a Gramian that is singular to within
+    that of float64: the length of :math:`d - g_0` is then off by up to a per cent.
 
     Args:
         c: radius of the ball around the mean, in units of the length of the mean; at least 0.

@@ -24,7 +24,7 @@ class ConFIG(GramianAggregator):
 
     Where the definition leaves ``d`` open, or is ill-posed:
 
-    - a task gradient that is zero has no direction and is left out;
+    - a task gradient that is zero has no direction and is left out, which is said by a warning, once;
     - rows that depend on each other (more tasks than parameters): :math:`R^+ \mathbf 1` has cosines that are
       equal only as far as they can be, in the sense of least squares, and ``d`` may conflict with a task;
     - where equal cosines cannot be approached at all, :math:`R^+ \mathbf 1 = 0` (opposite rows): ``d`` is zero;
@@ -56,6 +56,7 @@ class ConFIG(GramianAggregator):
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         """Return the weights of the direction; see the class."""
         G = in_float64(gramian)
+        self._say_left_out(G)
         norms = row_norms(G)
         rows = norms.nonzero().squeeze(1)
         w = torch.zeros_like(norms)

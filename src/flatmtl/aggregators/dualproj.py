@@ -1,10 +1,8 @@
 """The mean of the task gradients, projected on the directions that conflict with no task."""
 
-import torch
 from torch import Tensor
 
 from flatmtl._solvers.quadratic import cone_weights
-from flatmtl._solvers.rows import NOISE
 from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
 
 
@@ -48,5 +46,4 @@ class DualProj(GramianAggregator):
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         """Return the weights of the projection of the mean; see the class."""
         G = in_float64(gramian)
-        ridged = G + torch.diag(4 * NOISE * G.diagonal())
-        return (cone_weights(ridged, G.mean(dim=1)) + 1.0 / len(G)).to(gramian)
+        return (cone_weights(G, G.mean(dim=1)) + 1.0 / len(G)).to(gramian)

@@ -1,16 +1,15 @@
 """Task gradients of which each coordinate keeps one sign, drawn at random."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from flatmtl._linalg import wide_blocks
-from flatmtl.aggregators.base import Aggregator, Context, check_jacobian, check_rows, present
+from flatmtl.aggregators.base import Context, Drawing, check_jacobian, check_rows, present
 
 
-class GradDrop(Aggregator):
+class GradDrop(Drawing):
     r"""Gradient sign dropout: in each coordinate only entries of one sign are kept, and added up.
 
     For each coordinate, with one :math:`U` drawn uniformly from :math:`[0, 1)`,
@@ -60,8 +59,7 @@ class GradDrop(Aggregator):
             raise ValueError(
                 f"leak must be between 0 and 1, got {leak}. leak=0 drops entries, leak=1 keeps them whole."
             )
-        self.seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
+        super().__init__(seed)
 
     def __call__(self, jacobian: Tensor, context: Context | None = None) -> Tensor:
         """Return the sum of the entries that are kept; see the class."""
@@ -76,15 +74,6 @@ class GradDrop(Aggregator):
             kept = torch.where(positive, block.clamp(min=0.0), block.clamp(max=0.0))
             d[columns] = kept.sum(dim=0) + torch.mv((block - kept).T, leak)
         return d
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random generator."""
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
-        self._generator.set_state(state["generator"].cpu())
 
     def _leaks(self) -> tuple[float, ...]:
         return self.leak if isinstance(self.leak, tuple) else (self.leak,)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from flatmtl._solvers.rows import NOISE, row_norms
-from flatmtl.aggregators.base import Context, GramianAggregator, in_float64, present
+from flatmtl.aggregators.base import Context, Drawing, GramianAggregator, in_float64, present
 
 
-class GradVac(GramianAggregator):
+class GradVac(Drawing, GramianAggregator):
     r"""Gradient vaccine: each task gradient is turned to those it agrees with less than usual, then all are added.
 
     For task ``i``, start from :math:`x_i = g_i` and go through the other tasks ``j`` in random order. With
@@ -67,8 +67,7 @@ class GradVac(GramianAggregator):
         if not 0.0 <= beta <= 1.0:
             raise ValueError(f"beta must be between 0 and 1, got {beta}. beta=0 is PCGrad; the paper has 0.01.")
         self.beta = beta
-        self.seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
+        super().__init__(seed)
         self._targets = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
 
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
@@ -96,22 +95,14 @@ class GradVac(GramianAggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the targets, a row and a column for each task seen so far, and the state of the random generator."""
-        return {"targets": self._targets.clone(), "generator": self._generator.get_state()}
+        return {**super().state_dict(), "targets": self._targets.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         super().load_state_dict(state)
         self._targets = state["targets"].to("cpu", torch.float64, copy=True)
-        self._generator.set_state(state["generator"].cpu())
 
     def _make_room_for(self, tasks: int) -> None:
         """Let the targets be those of at least so many tasks."""
         more = max(tasks - len(self._targets), 0)
         self._targets = torch.nn.functional.pad(self._targets, (0, more, 0, more))
-
-    def _orders(self, m: int) -> Tensor:
-        """Return for each row the other rows in an order drawn anew, shape ``(m, m - 1)``."""
-        if m <= 2:
-            return torch.arange(m - 1, -1, -1)[:, None][:, : m - 1]
-        drawn = torch.rand(m, m - 1, dtype=torch.float64, generator=self._generator).argsort(dim=1)
-        return drawn + (drawn >= torch.arange(m)[:, None])

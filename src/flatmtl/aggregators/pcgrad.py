@@ -1,17 +1,17 @@
 """Task gradients projected off those they conflict with, and added up."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, GramianAggregator, check_choice, in_float64
+from flatmtl.aggregators.base import Context, Drawing, GramianAggregator, check_choice, in_float64, present
 
 Reduction = Literal["sum", "mean"]
 
 
-class PCGrad(GramianAggregator):
+class PCGrad(Drawing, GramianAggregator):
     r"""Gradient surgery: each task gradient is projected off those it conflicts with, then all are added.
 
     For task ``i``, start from :math:`x_i = g_i` and go through the other tasks ``j`` in some order:
@@ -58,8 +58,7 @@ class PCGrad(GramianAggregator):
         check_choice("reduction", reduction, get_args(Reduction))
         self.reduction = reduction
         self.order = None if order is None else _checked(order)
-        self.seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
+        super().__init__(seed)
 
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         """Return how often each task gradient enters the direction; see the class."""
@@ -67,35 +66,22 @@ class PCGrad(GramianAggregator):
         m = len(G)
         squares = torch.where(G.diagonal() > 0.0, G.diagonal(), 1.0)
         X, tasks = torch.eye(m, dtype=torch.float64), torch.arange(m)  # x_i = J^T X[i]
-        for others in self._orders(m, context).T:
+        for others in self._orders_of(present(context, m)).T:
             products = (X * G[others]).sum(dim=1)
             X[tasks, others] -= products.clamp(max=0.0) / squares[others]
         return (X.mean(dim=0) if self.reduction == "mean" else X.sum(dim=0)).to(gramian)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random generator."""
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
-        self._generator.set_state(state["generator"].cpu())
-
-    def _orders(self, m: int, context: Context | None) -> Tensor:
+    def _orders_of(self, tasks: tuple[int, ...]) -> Tensor:
         """Return for each row the other rows in the order of projection, shape ``(m, m - 1)``."""
-        if m <= 2:
-            return torch.arange(m - 1, -1, -1)[:, None][:, : m - 1]
-        if self.order is None:
-            drawn = torch.rand(m, m - 1, dtype=torch.float64, generator=self._generator).argsort(dim=1)
-            return drawn + (drawn >= torch.arange(m)[:, None])
-        present = tuple(range(m)) if context is None else context.rows
-        if max(present) >= len(self.order):
+        if self.order is None or len(tasks) <= 2:
+            return self._orders(len(tasks))
+        if max(tasks) >= len(self.order):
             raise ValueError(
-                f"order is for {len(self.order)} tasks, but task {max(present)} (from 0) is present. "
+                f"order is for {len(self.order)} tasks, but task {max(tasks)} (from 0) is present. "
                 "Give the order of projection for every task."
             )
-        row = {task: i for i, task in enumerate(present)}
-        return torch.tensor([[row[j] for j in self.order[task] if j in row] for task in present])
+        row = {task: i for i, task in enumerate(tasks)}
+        return torch.tensor([[row[j] for j in self.order[task] if j in row] for task in tasks])
 
 
 def _checked(order: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from flatmtl._solvers.quadratic import cone_weights
-from flatmtl._solvers.rows import NOISE, row_norms
+from flatmtl._solvers.rows import NOISE, RIDGE, row_norms
 from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
-
-RIDGE = 4 * NOISE
 
 
 class UPGrad(GramianAggregator):
@@ -59,7 +57,7 @@ class UPGrad(GramianAggregator):
         added, unsolved = _project_all(G / lengths[:, None] / lengths)
         w = torch.mv(added.T, norms) / lengths
         for i in unsolved:
-            w += cone_weights(G + torch.diag(RIDGE * G.diagonal()), G[i])
+            w += cone_weights(G, G[i])
         return ((w + 1.0) / len(G)).to(gramian)
 
 

@@ -13,6 +13,8 @@ from flatmtl.aggregators.aligned_mtl import AlignedMTL
 MATRICES = json.loads((Path(__file__).parents[2] / "golden" / "aggregators.json").read_text())["matrices"]
 EXACT = [entry for entry in MATRICES if entry["ops"]["aligned_mtl"]["exact"] is not None]
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a task gradient is zero")
+
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

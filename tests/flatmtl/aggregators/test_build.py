@@ -5,20 +5,26 @@ import types
 
 import pytest
 import torch
+from tests.flatmtl.toys import aggregator
 
 from flatmtl import aggregators
-from flatmtl.aggregators import AGGREGATORS, Aggregator, CAGrad, Context, PCGrad, build
+from flatmtl.aggregators import AGGREGATORS, Aggregator, CAGrad, Context, LossWeighting, PCGrad, build
 
 
 class TestTable:
-    def test_names_in_alphabetical_order(self):
-        assert list(AGGREGATORS) == sorted(AGGREGATORS)
-        assert {"mean", "sum", "mgda", "pcgrad", "cagrad", "imtl_g"} <= AGGREGATORS.keys()
+    def test_names_are_those_of_the_papers_and_of_the_peers(self):
+        gradients = (
+            "mean sum fixed random mgda pcgrad cagrad imtl_g nash_mtl fairgrad graddrop gradvac aligned_mtl upgrad"
+        )
+        losses = "ls si uw dwa rlw gls imtl_l famo"
+        assert {*gradients.split(), *losses.split()} <= AGGREGATORS.keys()
+        kinds = [issubclass(kind, LossWeighting) for kind in AGGREGATORS.values()]
+        assert kinds == sorted(kinds)  # gradient aggregators, then loss weightings
 
     @pytest.mark.parametrize("name", AGGREGATORS)
     def test_every_class_is_exported_documented_and_built_by_its_name(self, name):
-        aggregator = build(name)
-        assert type(aggregator) is AGGREGATORS[name]
+        made = aggregator(name)
+        assert type(made) is AGGREGATORS[name]
         assert AGGREGATORS[name].__name__ in aggregators.__all__
         for part in ("Cost:", "Scale:", "Shape:", "References:", "Example:"):
             assert part in (AGGREGATORS[name].__doc__ or "")
@@ -26,12 +32,14 @@ class TestTable:
 
     @pytest.mark.parametrize("name", AGGREGATORS)
     def test_every_class_declares_its_facts(self, name):
-        aggregator = build(name)
-        assert isinstance(aggregator, Aggregator)
-        assert isinstance(aggregator.degree, float)
-        assert isinstance(aggregator.uses_context, bool)
-        assert list(aggregator.parameters()) == []
-        aggregator.start_epoch(1, 10)
+        made = aggregator(name)
+        assert isinstance(made, Aggregator)
+        assert isinstance(made.degree, float)
+        assert isinstance(made.uses_context, bool)
+        assert len(list(made.parameters())) == (3 if name in ("uw", "imtl_l") else 0)
+        assert made.learns_from_step == (name == "famo")
+        made.start_epoch(2, 10)
+        made.after_step(torch.ones(3), Context((0, 1, 2), torch.ones(3)))
 
 
 class TestBuild:
@@ -39,7 +47,7 @@ class TestBuild:
         assert repr(build("cagrad", c=0.5, rescale="1+c2")) == "CAGrad(c=0.5, rescale='1+c2')"
 
     def test_an_unknown_name_is_told_the_closest(self):
-        with pytest.raises(ValueError, match=r"unknown aggregator 'mgd'\. Did you mean 'mgda'\? Known: cagrad, .*mgda"):
+        with pytest.raises(ValueError, match=r"unknown aggregator 'mgd'\. Did you mean 'mgda'\? Known: mean, .*mgda"):
             build("mgd")
 
     def test_an_unknown_name_like_no_other(self):

@@ -16,6 +16,8 @@ integer_rows = (
     .map(lambda rows: torch.tensor(rows, dtype=torch.float64))
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a task gradient is zero")
+
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flatmtl.aggregators.base import Context
 from flatmtl.aggregators.fixed import Fixed
-from flatmtl.aggregators.random import Random
+from flatmtl.aggregators.random_weights import Random
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

@@ -363,7 +363,10 @@ def test_every_name_is_under_these_laws():
 
 
 def test_no_two_methods_agree_on_conflicting_gradients():
-    J = torch.tensor([[1.0, 0.2, 0.0], [-3.5, 1.0, 0.3], [0.4, -2.0, -1.0]], dtype=torch.float64)
+    J = torch.tensor(
+        [[1.0, 0.2, 0.5, -0.3], [-3.5, 1.0, 0.3, 0.4], [0.4, -2.0, -1.0, 0.7], [0.1, 0.6, -0.7, 0.9]],
+        dtype=torch.float64,
+    )
     same = {
         "pcgrad_mean": "pcgrad",
         "sum": "mean",
@@ -372,6 +375,7 @@ def test_no_two_methods_agree_on_conflicting_gradients():
         "nash_mtl_max_norm": "nash_mtl",
     }
     directions = {n: direction(make, J) for n, make in AGGREGATORS.items() if not isinstance(make(), LossWeighting)}
+    del directions["cagrad_1+c"]  # its ball holds zero, where it may have the direction of MGDA
     directions = {n: d / d.norm() for n, d in directions.items()}
     for a, b in ((a, b) for a in directions for b in directions if a < b):
         if same.get(a, a) == same.get(b, b):

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from flatmtl.aggregators import IMTLG, MGDA, CAGrad, Context, Mean, PCGrad, Sum
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a task gradient is zero")
+
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -167,14 +169,14 @@ class TestPCGrad:
 
     def test_every_draw_is_an_arrangement_of_the_others_and_all_occur(self):
         aggregator = PCGrad(seed=1)
-        drawn = [aggregator._orders(4, None).tolist() for _ in range(200)]
+        drawn = [aggregator._orders(4).tolist() for _ in range(200)]
         for order in drawn:
             for i, others in enumerate(order):
                 assert sorted(others) == [j for j in range(4) if j != i]
         assert {tuple(order[2]) for order in drawn} == set(itertools.permutations([0, 1, 3]))
 
     def test_each_task_has_its_own_order(self):
-        order = PCGrad()._orders(10, None).tolist()
+        order = PCGrad()._orders(10).tolist()
         assert len({tuple(sorted(range(9), key=others.__getitem__)) for others in order}) > 1
 
     def test_equal_seeds_draw_alike_and_calls_differ(self):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatmtl.aggregators import IMTLG, MGDA, CAGrad, Context, FairGrad, NashMTL
+from flatmtl.aggregators import IMTLG, MGDA, AlignedMTL, CAGrad, ConFIG, Context, FairGrad, NashMTL
 from flatmtl.aggregators import base as aggregators_base
 
 ALPHAS = [0.5, 1.0, 2.0, 5.0]
@@ -144,7 +144,7 @@ ZERO_ROW = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0], [0.0, 3.0, 1.0]], dty
 OPPOSITE = torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 1.0]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("make", [NashMTL, FairGrad, IMTLG, CAGrad], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [NashMTL, FairGrad, IMTLG, CAGrad, ConFIG, AlignedMTL], ids=lambda make: make.__name__)
 class TestZeroRow:
     def test_is_said_once(self, make):
         aggregator = make()

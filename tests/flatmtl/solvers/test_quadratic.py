@@ -314,3 +314,19 @@ class TestNeverSilent:
         J = randn(3, 5)
         with pytest.raises(RuntimeError, match="Please report it with the Gramian"):
             conflict_averse_weights(J @ J.T, 0.4)
+
+
+@pytest.mark.parametrize("c", [0.4, 0.9])
+def test_conflict_averse_weights_of_rows_that_are_opposite_up_to_the_rounding_of_float32(c):
+    """In the plane, against a grid of the ball: the smallest product is never short of the best there."""
+    angles = torch.linspace(0.0, 2.0 * math.pi, 4001, dtype=torch.float64)
+    circle = torch.stack([angles.cos(), angles.sin()], dim=1)
+    grid = torch.cat([r * circle for r in (0.0, 0.25, 0.5, 0.75, 1.0)])
+    for seed in range(150):
+        rows = randn(3, 2, seed=seed)
+        J = torch.cat([rows, -2.0 * rows[:1] + 1e-8 * randn(1, 2, seed=seed + 1000)]).float().double()
+        mean = J.mean(dim=0)
+        d = J.T @ conflict_averse_weights(J @ J.T, c)
+        best = ((mean + c * mean.norm() * grid) @ J.T).min(dim=1).values.max()
+        assert float((d - mean).norm()) <= 1.02 * c * float(mean.norm())
+        assert float(best - (J @ d).min()) <= 1e-6 * float(J.norm() * mean.norm())

@@ -1,16 +1,12 @@
 """Random weights."""
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, LossWeighting
+from flatmtl.aggregators.base import Context, Drawing, LossWeighting
 from flatmtl.aggregators.weightings.losses import checked
 
 
-class RLW(LossWeighting):
+class RLW(Drawing, LossWeighting):
     r"""Random loss weighting: weights drawn anew at each step, with no regard to the losses.
 
     .. math::
@@ -44,20 +40,9 @@ class RLW(LossWeighting):
     order_dependent = True
 
     def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
+        super().__init__(seed)
 
     def weights(self, losses: Tensor, context: Context | None = None) -> Tensor:
         """Draw the weights; see the class."""
         L, _ = checked(losses, context)
-        drawn = torch.randn(len(L), dtype=torch.float64, device="cpu", generator=self._generator)
-        return drawn.softmax(dim=0).to(losses)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random generator."""
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
-        self._generator.set_state(state["generator"].cpu())
+        return self._softmax_of_normals(len(L)).to(losses)

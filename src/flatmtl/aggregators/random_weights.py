@@ -1,15 +1,11 @@
 """The task gradients with weights that are drawn anew at each step."""
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, GramianAggregator, check_finite
+from flatmtl.aggregators.base import Context, Drawing, GramianAggregator, check_finite
 
 
-class Random(GramianAggregator):
+class Random(Drawing, GramianAggregator):
     r"""Random convex combination of the task gradients, drawn anew at each call.
 
     .. math::
@@ -47,20 +43,9 @@ class Random(GramianAggregator):
     order_dependent = True
 
     def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
+        super().__init__(seed)
 
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         """Return weights that are positive and sum to 1, new ones at each call."""
         check_finite(gramian)
-        z = torch.randn(len(gramian), dtype=torch.float64, device="cpu", generator=self._generator)
-        return z.softmax(dim=0).to(gramian)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random generator."""
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
-        self._generator.set_state(state["generator"].cpu())
+        return self._softmax_of_normals(len(gramian)).to(gramian)
