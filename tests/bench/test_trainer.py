@@ -1,3 +1,4 @@
+import math
 import random
 from dataclasses import replace
 
@@ -6,12 +7,14 @@ import pytest
 import torch
 from tests.bench.small import lines, small_config, without_times
 
+from flatmtl_bench import recipes
 from flatmtl_bench.randomness import random_state, set_random_state
 from flatmtl_bench.recipes.config import Method, Optimizer, Sharpness
 from flatmtl_bench.runs import RunError, RunFolder
 from flatmtl_bench.trainer import Trainer
 
 RECIPES = ("multimnist_pcgrad", "multimnist_f_pcgrad", "multimnist_f_cagrad")
+STATEFUL = ("multimnist_f_uw", "multimnist_famo", "multimnist_f_dwa", "multimnist_gradvac", "multimnist_f_graddrop")
 
 
 def train(out, config, **options):
@@ -68,7 +71,7 @@ def test_what_ran_before_does_not_matter(tmp_path):
     assert without_times(train(tmp_path / "b", small_config()).rows()) == without_times(one.rows())
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*RECIPES, *STATEFUL])
 @pytest.mark.parametrize("step", [1, 3])
 def test_resume_equals_a_run_that_was_never_interrupted(tmp_path, recipe, step):
     config = small_config(recipe, epochs=3)
@@ -116,6 +119,36 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
         with pytest.raises(FloatingPointError, match=r"epoch 2, step 2: .*'right'"):
             trainer.fit(folder, poison)
         assert (len(folder.rows()), checkpoint(folder)["epoch"], folder.finished) == (1, 1, False)
+
+
+@pytest.mark.parametrize("recipe", [name for name in recipes.RECIPES if name.startswith("multimnist_")])
+def test_every_method_trains(tmp_path, recipe):
+    config = small_config(recipe, epochs=1)
+    row = train(tmp_path, replace(config, sharpness=Sharpness(samples=0))).rows()[0]
+    assert all(math.isfinite(value) for value in row.values() if value is not None)
+    assert (row["train/steps"], row["train/skipped"], row["train/dropped"]) == (3.0, 0.0, 0.0)
+    assert ("train/loss/right" in row) == (config.task is None)
+
+
+@pytest.mark.parametrize("recipe", ["multimnist_stl", "multimnist_f_stl"])
+def test_a_task_can_be_trained_alone(tmp_path, recipe):
+    config = replace(small_config(recipe), task="right")
+    trainer = Trainer(config)
+    assert trainer.tasks == ("right",)
+    assert {name for name, _ in trainer.model.named_children()} == {"encoder", "heads"}
+    assert list(trainer.model.heads) == ["right"]
+    folder = train(tmp_path, config)
+    assert set(folder.summary()["sharpness"]) == {"right"}
+    assert folder.rows()[-1]["test/accuracy"] == folder.rows()[-1]["test/accuracy/right"]
+    with pytest.raises(ValueError, match=r"multimnist has no task 'up'\. Its tasks: left, right\."):
+        Trainer(replace(config, task="up"))
+
+
+def test_what_a_weighting_trains_is_in_the_optimizer_and_does_not_decay():
+    config = replace(small_config("multimnist_uw"), optimizer=Optimizer("adamw", weight_decay=0.1))
+    network, weighting = Trainer(config).optimizer.param_groups
+    assert (network["weight_decay"], weighting["weight_decay"]) == (0.1, 0.0)
+    assert [tuple(p.shape) for p in weighting["params"]] == [(), ()]
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,6 @@ def recipes() -> Iterator[Callable[[], Config]]:
             recipe = partial(make, dataset, method, flat=flat)
             origin = "paper, table 1" if method in PAPER else "settings of table 1"
             origin = "authors' code, table 1" if methods is OFFICIAL else origin
-            alone = "; one task alone, --task left or right" if method == "stl" else ""
+            alone = "; see --task" if method == "stl" else ""
             recipe.__doc__ = f"{recipe().label} on {DATASETS[dataset]}, ResNet-18 ({origin}{alone})."
             yield recipe

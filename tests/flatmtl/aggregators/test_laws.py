@@ -368,13 +368,14 @@ def test_no_two_methods_agree_on_conflicting_gradients():
         dtype=torch.float64,
     )
     same = {
-        "pcgrad_mean": "pcgrad",
         "sum": "mean",
         "config": "imtl_g",
+        "gradvac": "pcgrad",  # at its first call
         "fairgrad_1": "nash_mtl",
         "nash_mtl_max_norm": "nash_mtl",
     }
     directions = {n: direction(make, J) for n, make in AGGREGATORS.items() if not isinstance(make(), LossWeighting)}
+    del directions["pcgrad_mean"]  # with another seed
     del directions["cagrad_1+c"]  # its ball holds zero, where it may have the direction of MGDA
     directions = {n: d / d.norm() for n, d in directions.items()}
     for a, b in ((a, b) for a in directions for b in directions if a < b):
