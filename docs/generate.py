@@ -187,6 +187,68 @@ def aggregators_block() -> str:
     )
 
 
+def flat_scale_block() -> str:
+    """Return what the docs say of the two scales of the flat part."""
+    result = read("flat_scale.json")
+    config, seeds = result["config"], len(result["rows"][0]["runs"])
+    return "\n\n".join(
+        [
+            f"Average test accuracy of both digits in per cent, {config['epochs']} epochs of "
+            f"{config['data']['train_pairs']:,} pairs with a LeNet on `{config['source']}`, ASAM, {seeds} seeds, equal "
+            "ones for all (mean ± standard deviation over seeds; the last three columns mean over seeds; made by "
+            "`python benchmarks/flat_scale.py`):",
+            flat_scale_table(result),
+            flat_scale_sentences(result),
+        ]
+    )
+
+
+def flat_scale_table(result: dict[str, Any]) -> str:
+    """Return a row for each method, radius and scale."""
+    rows = [["method", "rho", "flat_scale", "average, %", "ahead of plain", "lowest, %", "conflict, %", "sharpness"]]
+    plain: list[float] = []
+    for row in result["rows"]:
+        accuracy = accuracies(row)
+        if not row["rho"]:
+            plain = accuracy
+        ahead = [a - b for a, b in zip(accuracy, plain, strict=True)]
+        means = [fmean(run[name] for run in row["runs"]) for name in ("conflict_percent", "sharpness")]
+        rows.append(
+            [
+                row["label"],
+                f"{row['rho']:g}" if row["rho"] else "",
+                row["flat_scale"] or ("either" if row["rho"] else ""),
+                f"{fmean(accuracy):.2f} ± {stdev(accuracy):.2f}",
+                f"{fmean(ahead):+.2f} ± {stdev(ahead):.2f}" if row["rho"] else "",
+                f"{min(accuracy):.2f}",
+                f"{means[0]:.0f}",
+                f"{means[1]:.3f}",
+            ]
+        )
+    return table(rows)
+
+
+def flat_scale_sentences(result: dict[str, Any]) -> str:
+    """Return for each method and radius which scale is ahead, pair by pair."""
+    found = {(row["label"], row["rho"], row["flat_scale"]): accuracies(row) for row in result["rows"]}
+    lines = []
+    for label, rho, scale in found:
+        if scale == "linear":
+            pairs = zip(found[label, rho, "linear"], found[label, rho, "raw"], strict=True)
+            ahead = [linear - raw for linear, raw in pairs]
+            wins = sum(a > 0 for a in ahead)
+            lines.append(
+                f"- {label}, rho {rho:g}: `linear` is {fmean(ahead):+.2f} ± {stdev(ahead):.2f} points from `raw`, and "
+                f"ahead with {wins} of {len(ahead)} seeds."
+            )
+    return "\n".join(lines)
+
+
+def accuracies(row: Mapping[str, Any]) -> list[float]:
+    """Return the average test accuracy of each seed in per cent."""
+    return [100 * run["test"]["accuracy"] for run in row["runs"]]
+
+
 Cells = Mapping[tuple[str, int, str], Mapping[str, Any]]
 """Records by method, number of tasks and solver."""
 
@@ -319,7 +381,7 @@ def draw_aggregators(plt: Any, result: dict[str, Any]) -> Any:
 
 PAGES = (
     Page(ROOT / "README.md", {"demo": demo_block, "methods": methods_block}),
-    Page(DOCS / "benchmarks.md", {"aggregators": aggregators_block}),
+    Page(DOCS / "benchmarks.md", {"aggregators": aggregators_block, "flat_scale": flat_scale_block}),
 )
 FIGURES = (
     Figure(DOCS / "demo.svg", "demo.json", draw_demo),

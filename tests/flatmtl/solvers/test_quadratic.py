@@ -135,6 +135,20 @@ def test_min_norm_point_agrees_with_scipy(seed):
     torch.testing.assert_close(J.T @ min_norm_point(J @ J.T), J.T @ torch.from_numpy(found.x), atol=1e-6, rtol=0.0)
 
 
+@every_family
+@pytest.mark.parametrize("m", [2, 3, 5, 10, 20, 40])
+def test_min_norm_point_is_never_longer_than_what_an_independent_solver_finds(family, m):
+    """Lawson and Hanson's least squares, for the rows with a constant column that asks for weights of sum one."""
+    for n in (max(m // 2, 1), 2 * m):
+        J = family(m, n, 5)
+        longest = J.norm(dim=1).max()
+        columns = torch.cat([J.T / longest, torch.ones(1, m, dtype=torch.float64)])
+        found, _ = optimize.nnls(columns.numpy(), np.eye(n + 1)[-1], maxiter=100 * m)
+        theirs = J.T @ torch.from_numpy(found / found.sum())
+        ours = J.T @ min_norm_point(J @ J.T)
+        assert float(ours @ ours - theirs @ theirs) <= 1e-10 * float(longest) ** 2
+
+
 def test_min_norm_point_of_two_rows_is_also_found_by_the_active_set_method():
     for seed in range(20):
         J = randn(2, 4, seed=seed)
