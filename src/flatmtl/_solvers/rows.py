@@ -15,4 +15,4 @@ def row_norms(gramian: Tensor) -> Tensor:
 
 def unit_rows(gramian: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
     """Return the Gramian of the unit rows, and the shortest norm divided by each norm."""
-    return gramian / norms[:, None] / norms, norms.min() / norms
+    return gramian / norms.unsqueeze(1) / norms, norms.min() / norms

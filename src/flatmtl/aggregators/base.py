@@ -120,9 +120,9 @@ class GramianAggregator(Aggregator):
 
     def _say_left_out(self, G: Tensor, instead: str = "it is left out") -> None:
         """Warn once if some rows, but not all, are zero."""
-        zero = G.diagonal() == 0.0
-        if bool(zero.any()) and not bool(zero.all()):
-            rows = [i for i, is_zero in enumerate(floats(zero)) if is_zero]
+        squares = floats(G.diagonal())
+        if 0.0 in squares and any(squares):
+            rows = [i for i, square in enumerate(squares) if square == 0.0]
             self._say_once(
                 f"a task gradient is zero: {instead}, here and from now on (rows {rows}, from 0). For a task without "
                 "labels return None instead; else see why its loss does not depend on the shared parameters."
@@ -286,7 +286,8 @@ def check_choice(option: str, value: object, choices: Sequence[object]) -> None:
 
 def check_finite(G: Tensor) -> None:
     """Raise, naming the rows, if a row of the matrix behind the Gramian ``G`` is not finite."""
-    check_rows(torch.isfinite(G.diagonal()))
+    if not all(map(math.isfinite, floats(G.diagonal()))):
+        check_rows(torch.isfinite(G.diagonal()))
 
 
 def check_rows(finite: Tensor) -> None:

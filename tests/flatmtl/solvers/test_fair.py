@@ -87,6 +87,16 @@ def counting_newton_steps(monkeypatch) -> list[None]:
     return steps
 
 
+@pytest.fixture(params=["plain steps first", "careful steps alone", "no plain numbers"])
+def way(request, monkeypatch):
+    """Each way to the solution by itself: nearly all problems are solved by the first one."""
+    if request.param == "careful steps alone":
+        monkeypatch.setattr(fair, "_plainly", lambda *_: None)
+    if request.param == "no plain numbers":
+        monkeypatch.setattr(fair, "_FEW", 0)
+
+
+@pytest.mark.usefixtures("way")
 class TestEquation:
     @pytest.mark.parametrize("alpha", ALPHAS)
     @pytest.mark.parametrize("m", [2, 3, 5, 10, 40])
@@ -142,6 +152,7 @@ class TestEquation:
         assert found.residual >= 0.0
 
 
+@pytest.mark.usefixtures("way")
 class TestOracles:
     @pytest.mark.parametrize("alpha", ALPHAS)
     @pytest.mark.parametrize("seed", range(6))
@@ -274,7 +285,7 @@ class TestNoSolution:
     def test_zero_in_the_hull_gives_zeros_within_a_few_steps(self, J, alpha, monkeypatch):
         steps = counting_newton_steps(monkeypatch)
         assert_no_solution(J, alpha)
-        assert len(steps) <= 8
+        assert len(steps) <= 18
 
     def test_a_zero_row_does_not_hide_it(self):
         J = torch.cat([STATIONARY["at 120 degrees"], torch.zeros(1, 2, dtype=torch.float64)])
@@ -308,6 +319,7 @@ class TestEffort:
 
     def test_the_work_is_bounded_when_newton_never_gets_there(self, monkeypatch):
         steps = counting_newton_steps(monkeypatch)
+        monkeypatch.setattr(fair, "_plainly", lambda *_: None)
         monkeypatch.setattr(fair._Equation, "_next", lambda self, point: None)
         found = fair_weights((J := randn(5, 12)) @ J.T, 2.0)
         actual, _ = residual(J, found.weights, 2.0)
