@@ -29,7 +29,7 @@ _COPIES: Mapping[str, tuple[Branch, ...]] = {
 
 
 class FlatMTL:
-    r"""Any gradient aggregator, made sharpness-aware.
+    r"""Any gradient aggregator or loss weighting, made sharpness-aware.
 
     For task gradients :math:`g_i` and SAM gradients :math:`g_i^{SAM}` taken at each task's own worst case within
     a radius, the flat gradient of a task is :math:`f_i = g_i^{SAM} - g_i`, and the shared parameters get
@@ -40,8 +40,13 @@ class FlatMTL:
     Each head gets its own gradient at the worst case, never scaled by the aggregator. Without a perturbation
     the direction is :math:`A(g_1, \dots, g_m)` and the heads get their plain gradients.
 
+    A :class:`~flatmtl.aggregators.LossWeighting` trains the weighted sum of the losses instead, with SAM on that sum
+    if there is a perturbation, and scales the heads too.
+
     Cost: one forward pass and ``m`` backward passes, and with a perturbation ``m`` more of both (of the trunk
-    and one head each). Memory beyond plain training: ``(m + 2) n`` numbers for ``n`` shared parameters.
+    and one head each). Memory beyond plain training: ``(m + 2) n`` numbers for ``n`` shared parameters. For a loss
+    weighting one pass of each kind, or two with a perturbation, and ``2 n`` numbers; with micro-batches, whose weights
+    are known only in the end, ``m`` backward passes and ``m`` rows.
 
     Args:
         aggregator: an :class:`~flatmtl.aggregators.Aggregator`, or any function from ``(m, n)`` to ``(n,)``.
@@ -53,7 +58,8 @@ class FlatMTL:
         flat_scale: ``"linear"`` lets the flat part of ``"individual"`` vanish in proportion to the flat
             gradients whatever the aggregator's ``degree``: it is multiplied by :math:`r^{1 - degree}`, with
             :math:`r` the geometric mean of :math:`|f_i| / |g_i|` over tasks where neither is zero. ``"raw"`` is
-            the algorithm as printed. They are the same for degree 1.
+            the algorithm as printed. They are the same for degree 1. For a loss weighting, whose parts are one sum,
+            neither this nor ``combine`` matters.
         schedule: cheaper variants of the step; there is none yet, so only ``None``.
         on_nonfinite: what to do about a loss or gradient that is not finite: ``"raise"`` an error that names the
             task, ``"drop_task"`` from this step, or ``"skip_step"``. A task to be dropped that is finite in the
