@@ -20,9 +20,7 @@ import torch
 from torch import Tensor
 
 from flatmtl._linalg import floats
-from flatmtl._solvers.rows import EPS, NOISE, RIDGE, row_norms, unit_rows
-
-DEPENDENT = EPS**0.5  # smallest eigenvalue of a Gramian of unit rows below which rounding may matter
+from flatmtl._solvers.rows import DEPENDENT, EPS, NOISE, RIDGE, row_norms, unit_rows
 
 
 def min_norm_point(gramian: Tensor) -> Tensor:
@@ -37,43 +35,9 @@ def min_norm_point(gramian: Tensor) -> Tensor:
     if len(norms) == 2:
         return _nearest_on_segment(gramian)
     U, a = unit_rows(gramian, norms)
-    face, v = _Program(U, torch.zeros_like(a), a).minimise(t=0.0)
+    face, v = Program(U, torch.zeros_like(a), a).minimise(t=0.0)
     w = face.spread(v, a)
     return w / w.sum()
-
-
-def conflict_averse_weights(gramian: Tensor, c: float) -> Tensor:
-    r"""Return the weights of the ``d`` that maximises :math:`\min_i \langle g_i, d \rangle` in a ball around the mean.
-
-    The ball is :math:`\lVert d - g_0 \rVert \le c \lVert g_0 \rVert` with :math:`g_0` the mean of all rows; the minimum
-    is over the rows that are not zero. Zeros are returned if the mean is zero to working precision.
-
-    Write :math:`d = g_0 + J^\top x` with :math:`x \ge 0`. For :math:`t > 0`, let :math:`w = t x` minimise
-    :math:`\tfrac12 \lVert J^\top w + t g_0 \rVert^2` over the simplex: then ``d`` is optimal for the radius
-    :math:`\lVert J^\top w \rVert / t`, which falls as ``t`` grows. While the support of ``w`` stays the same,
-    :math:`\lVert J^\top w \rVert^2 = A + C t^2`, so the right support gives ``t`` exactly.
-
-    If zero is a convex combination of the rows and the ball meets the cone :math:`\langle g_i, d \rangle \ge 0`, every
-    point of both is optimal: the one closest to the mean is returned.
-    """
-    norms = row_norms(gramian)
-    mean = torch.full_like(norms, 1.0 / len(norms))
-    products = torch.mv(gramian, mean)  # <g_i, g_0>
-    squared_mean = float(torch.dot(products, mean))
-    if squared_mean <= EPS * float(norms.mean()) ** 2:
-        return torch.zeros_like(norms)
-    if c <= EPS:
-        return mean
-    rows = norms.nonzero().squeeze(1)
-    U, a = unit_rows(gramian[rows][:, rows], norms[rows])
-    unit = float(norms[rows].min())
-    b = products[rows] / (norms[rows] * unit)
-    radius = c * math.sqrt(squared_mean) / unit
-    x = _certain(lambda U: _conflict_averse(_Program(U, b, a), radius), U, b, a, lengths=1.0 / a)
-    w = mean.index_add(0, rows, x)
-    # Rows that are opposite up to rounding leave the optimum to rounding: be no worse than the mean then.
-    worse = torch.mv(gramian[rows], w).min() < products[rows].min()
-    return mean if bool(worse) else w
 
 
 def cone_weights(gramian: Tensor, products: Tensor) -> Tensor:
@@ -92,13 +56,13 @@ def cone_weights(gramian: Tensor, products: Tensor) -> Tensor:
     b = products[rows] / (norms[rows] * norms[rows].min())
 
     def solve(U: Tensor) -> Tensor:
-        face, v = _Program(U, b, None).minimise(t=1.0)
+        face, v = Program(U, b, None).minimise(t=1.0)
         return face.spread(v, a)
 
-    return x.index_add(0, rows, _certain(solve, U, b, a, lengths=torch.ones_like(a)))
+    return x.index_add(0, rows, certain(solve, U, b, a, lengths=torch.ones_like(a)))
 
 
-def _certain(solve: Callable[[Tensor], Tensor], U: Tensor, b: Tensor, a: Tensor, lengths: Tensor) -> Tensor:
+def certain(solve: Callable[[Tensor], Tensor], U: Tensor, b: Tensor, a: Tensor, lengths: Tensor) -> Tensor:
     """Return the solution whose smallest product with a row is largest for certain: with a ridge, or without.
 
     Rows that are opposite up to rounding can have weights so large that rounding is all that is left of their sum. A
@@ -126,35 +90,8 @@ def _nearest_on_segment(G: Tensor) -> Tensor:
     return torch.tensor([first / (first + second), second / (first + second)], dtype=torch.float64)
 
 
-def _conflict_averse(program: "_Program", radius: float) -> Tensor:
-    """Return ``x`` of :func:`conflict_averse_weights`; lengths are in units of the shortest row."""
-    U, b, a = program.U, program.b, cast("Tensor", program.a)
-    face, v = program.minimise(t=0.0)
-    nearest = face.squared_length(v)
-    if nearest > NOISE * float(v.sum()) ** 2:
-        low = math.sqrt(nearest) / radius
-    else:  # zero lies in the convex hull
-        face, v = _Program(U, b, None).minimise(t=1.0)
-        x = face.spread(v, a)
-        if math.sqrt(face.squared_length(v) + NOISE * float(v.sum()) ** 2) <= radius:
-            return x
-        low = 1.0 / float(x.sum())
-        face, v = program.minimise(low, face.support, floats(v * low))
-    high = 2.0 / (float(a.min()) * radius)  # no convex combination is longer than the longest row
-    t = min(max(low, face.root(radius)), high)  # low if there is no root
-    for _ in range(200):
-        face, v = program.minimise(t, face.support, floats(v))
-        length = math.sqrt(max(face.squared_length(v), NOISE * float(v.sum()) ** 2))
-        low, high = (t, high) if length > radius * t else (low, t)
-        root = face.root(radius)
-        if abs(root - t) <= 4 * EPS * t or high - low <= 4 * EPS * high:
-            return face.spread(v, a) * (radius / length)
-        t = root if low < root < high else math.sqrt(low * high)
-    raise RuntimeError(_unsolved(len(a)))
-
-
 @dataclass(frozen=True)
-class _Face:
+class Face:
     """The minimisers ``base + t * slope`` over the affine hull of the rows ``support``."""
 
     support: list[int]
@@ -183,17 +120,17 @@ class _Face:
 
 
 @dataclass(frozen=True)
-class _Program:
+class Program:
     """The problem at the top of the file, for every ``t``; ``a`` is None without the equality constraint."""
 
     U: Tensor
     b: Tensor
     a: Tensor | None
-    _faces: dict[tuple[int, ...], "_Face | None"] = field(default_factory=dict)
+    _faces: dict[tuple[int, ...], "Face | None"] = field(default_factory=dict)
 
     def minimise(
         self, t: float, support: list[int] | None = None, values: list[float] | None = None
-    ) -> tuple[_Face, Tensor]:
+    ) -> tuple[Face, Tensor]:
         """Return the face of the optimum and the weights on it, from a feasible point if one is given."""
         if support is None or values is None:
             support, values = self._first_guess(t)
@@ -211,7 +148,7 @@ class _Program:
                 face = lower
                 seen.add(frozenset(face.support))
                 refused.clear()
-        raise RuntimeError(_unsolved(len(self.U)))
+        raise RuntimeError(unsolved(len(self.U)))
 
     def _first_guess(self, t: float) -> tuple[list[int], list[float]]:
         """Return a feasible point: the minimiser on all rows, then again without those of negative weight."""
@@ -224,14 +161,14 @@ class _Program:
             support = positive
         return ([], []) if self.a is None else ([int(self.a.argmax())], [1.0])
 
-    def _face(self, support: list[int]) -> _Face | None:
+    def _face(self, support: list[int]) -> Face | None:
         """Return the face of ``support``, None if its rows depend on each other to working precision."""
         key = tuple(support)
         if key not in self._faces:
             self._faces[key] = self._solve(support)
         return self._faces[key]
 
-    def _solve(self, support: list[int]) -> _Face | None:
+    def _solve(self, support: list[int]) -> Face | None:
         """Find the face of ``support``."""
         index, rows, A, a = self._restricted_to(support)
         L, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(_definite(A, a)))
@@ -240,10 +177,10 @@ class _Program:
         b = self.b.index_select(0, index)
         if a is None:
             slope = -torch.cholesky_solve(b[:, None], L).squeeze(1)
-            return _Face(support, index, rows, A, torch.zeros_like(slope), slope)
+            return Face(support, index, rows, A, torch.zeros_like(slope), slope)
         y, z = torch.cholesky_solve(torch.stack([a, b], dim=1), L).unbind(1)
         ay = torch.dot(a, y)
-        return _Face(support, index, rows, A, y / ay, y * (torch.dot(a, z) / ay) - z)
+        return Face(support, index, rows, A, y / ay, y * (torch.dot(a, z) / ay) - z)
 
     def _restricted_to(self, support: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return indices, rows, Gramian and part of ``a`` of the support."""
@@ -251,7 +188,7 @@ class _Program:
         rows = self.U.index_select(0, index)
         return index, rows, rows.index_select(1, index), None if self.a is None else self.a.index_select(0, index)
 
-    def _descend(self, t: float, support: list[int], values: list[float]) -> _Face:
+    def _descend(self, t: float, support: list[int], values: list[float]) -> Face:
         """Go to the minimiser over the hull of the support, leaving behind each row whose weight reaches zero."""
         while True:
             face = self._face(support)
@@ -279,7 +216,7 @@ class _Program:
             z = -z
         return floats(z if bool((z < 0.0).any()) else -z)
 
-    def _most_violated(self, face: _Face, v: Tensor, t: float, refused: set[int]) -> int | None:
+    def _most_violated(self, face: Face, v: Tensor, t: float, refused: set[int]) -> int | None:
         """Return the row along which the objective falls most, None if it falls nowhere by more than rounding."""
         slope = torch.mv(face.rows.T, v).add_(self.b, alpha=t)
         noise = self.b.abs().mul_(t).add_(v.sum())
@@ -302,7 +239,7 @@ def _definite(A: Tensor, a: Tensor | None) -> Tensor:
     return torch.addr(A, c, c)
 
 
-def _unsolved(m: int) -> str:
+def unsolved(m: int) -> str:
     return (
         f"the active-set method found no optimum for {m} tasks within its iterations, which should not happen. "
         "Please report it with the Gramian, and use another aggregator meanwhile."

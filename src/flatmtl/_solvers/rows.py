@@ -5,6 +5,7 @@ from torch import Tensor
 
 EPS = torch.finfo(torch.float64).eps
 NOISE = 16 * EPS  # rounding of sums of products of unit rows
+DEPENDENT = EPS**0.5  # smallest eigenvalue of a Gramian of unit rows below which rounding may matter
 RIDGE = 4 * NOISE  # what a Gramian of unit rows must be raised by to be definite whatever the rounding
 
 

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from flatmtl._solvers.quadratic import conflict_averse_weights
+from flatmtl._solvers.conflict_averse import conflict_averse_weights
 from flatmtl.aggregators.base import Context, GramianAggregator, check_choice, in_float64
 
 Rescale = Literal["1+c2", "1+c"]

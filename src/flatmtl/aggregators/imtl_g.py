@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from flatmtl._solvers.rows import EPS, row_norms, unit_rows
+from flatmtl._solvers.rows import DEPENDENT, EPS, row_norms, unit_rows
 from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
 
 
@@ -28,7 +28,8 @@ class IMTLG(GramianAggregator):
     - where none has (a rare case, for example three gradients whose tips lie on one line), weights and direction
       are 0, which has equal projections too.
 
-    Cost: the Gramian and one product with ``J``; one singular value decomposition of order ``m + 1``.
+    Cost: the Gramian and one product with ``J``; a Cholesky factor of order ``m``, or for rows that depend on each
+    other a singular value decomposition of order ``m + 1``.
 
     Scale: homogeneous of degree 1, ``IMTLG()(s * J) == s * IMTLG()(J)``, for all ``s > 0``.
 
@@ -65,6 +66,12 @@ def _equal_projections(U: Tensor, a: Tensor) -> Tensor:
         U: Gramian of the unit rows, ``(m, m)``.
         a: the shortest norm divided by each norm, ``(m,)``.
     """
+    L, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(U))
+    if not int(failed) and float(L.diagonal().min()) ** 2 > DEPENDENT:  # v is unique up to its length
+        v = torch.cholesky_solve(torch.ones_like(a).unsqueeze(1), L).squeeze(1)
+        total = torch.dot(a, v)
+        if abs(float(total)) > DEPENDENT * float(v.abs().max()):
+            return a * (v / total)
     m = len(a)
     system = torch.zeros(m + 1, m + 1, dtype=torch.float64)  # unknowns v and -lambda
     system[:m, :m] = U
