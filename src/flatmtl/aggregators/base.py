@@ -212,7 +212,11 @@ class LossWeighting(Aggregator):
 
 def on_cpu() -> AbstractContextManager[Any]:
     """Return a context in which new tensors are on the CPU, whatever the default device is."""
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    try:
+        default = torch.get_default_device()
+    except AttributeError:  # PyTorch 2.6, where set_default_device(None) was called: then it is the CPU
+        return nullcontext()
+    return nullcontext() if default.type == "cpu" else torch.device("cpu")
 
 
 AnyAggregator = Aggregator | Callable[[Tensor], Tensor]
