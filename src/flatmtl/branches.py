@@ -137,7 +137,7 @@ class Branches:
 
 
 def _has_state(aggregator: AnyAggregator) -> bool:
-    return hasattr(aggregator, "state_dict")
+    return hasattr(aggregator, "state_dict") and hasattr(aggregator, "load_state_dict")
 
 
 def _state(aggregator: AnyAggregator) -> Any:

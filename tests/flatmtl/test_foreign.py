@@ -1,6 +1,7 @@
 """State of aggregators from elsewhere that are modules: put back after a step that fails, saved and loaded."""
 
 import io
+from collections import deque
 
 import numpy as np
 import pytest
@@ -32,17 +33,21 @@ class Averaging(nn.Module):
         self.calls = 0
         self.history = np.zeros(2)
         self.solver = object()  # machinery, made once
+        self.recent = deque([0.0], maxlen=2)
+        self.generator = torch.Generator().manual_seed(1)
 
     def forward(self, J):
         self.calls += 1
         self.history[self.calls % 2] += 1.0
-        self.last = float(J.norm())
+        self.recent.append(float(torch.rand((), generator=self.generator)))
+        self.last = float(J.norm())  # not there at first
         return self.scale.detach() * self.inner(J)
 
 
 def contents(aggregator: Averaging) -> list:
     mean = aggregator.inner.mean
-    values = [aggregator.calls, aggregator.history.tolist(), hasattr(aggregator, "last"), aggregator.solver]
+    values = [aggregator.calls, aggregator.history.tolist(), hasattr(aggregator, "last"), list(aggregator.recent)]
+    values += [aggregator.generator.get_state().tolist(), aggregator.solver]
     return [*values, None if mean is None else mean.tolist(), aggregator.scale.item()]
 
 
@@ -76,14 +81,19 @@ class TestSnapshot:
         assert contents(aggregator) == before
 
 
+def through_a_file(state: dict) -> dict:
+    stored = io.BytesIO()
+    torch.save(state, stored)
+    stored.seek(0)
+    return torch.load(stored, weights_only=True)
+
+
 @pytest.mark.parametrize("perturbation", [None, SAM(0.1)], ids=repr)
 def test_a_fresh_one_goes_on_from_a_checkpoint(perturbation):
     toy, first, second = Toy(), FlatMTL(Averaging(), perturbation), FlatMTL(Averaging(), perturbation)
     step(toy, first)
-    stored = io.BytesIO()
-    torch.save(first.state_dict(), stored)
-    stored.seek(0)
-    second.load_state_dict(torch.load(stored, weights_only=True))
+    second.load_state_dict(through_a_file(first.state_dict()))
+    assert contents(second.aggregator)[:-3] == contents(first.aggregator)[:-3]
     fresh = FlatMTL(Averaging(), perturbation)
     with torch.no_grad():
         for p in toy.parameters():
@@ -93,11 +103,61 @@ def test_a_fresh_one_goes_on_from_a_checkpoint(perturbation):
     assert not torch.equal(step(toy, fresh)[1]["trunk.0.weight"], expected["trunk.0.weight"])
 
 
+class Lazy(nn.Module):
+    """Registers its buffer when it is first called."""
+
+    def forward(self, J):
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", J.mean(0).clone())
+        self.mean = 0.5 * self.mean + 0.5 * J.mean(0)
+        return self.mean.clone()
+
+
+def test_a_buffer_that_is_registered_late():
+    toy, mtl = Toy(), FlatMTL(Lazy(), SAM(0.1))
+    with pytest.raises(FloatingPointError, match="'right'"):
+        step(toy, mtl, spoilt(toy, "right", torch.nan, calls=(3,)))
+    assert not hasattr(mtl.aggregator, "mean")
+    step(toy, mtl)
+    other = FlatMTL(Lazy(), SAM(0.1))
+    other.load_state_dict(through_a_file(mtl.state_dict()))
+    assert_same(step(toy, other)[1], step(toy, mtl)[1])
+
+
+def test_a_state_that_cannot_be_loaded_is_none():
+    class Half:
+        def __call__(self, J):
+            return J.mean(0)
+
+        def state_dict(self):
+            return {"what": 1}
+
+    toy, mtl = Toy(), FlatMTL(Half(), on_nonfinite="skip_step")
+    assert mtl.state_dict()["branches"] == {}
+    assert step(toy, mtl, spoilt(toy, "right", torch.nan))[0].skipped
+
+
+def test_one_that_made_itself_machinery_begins_anew_and_says_so():
+    class WithSolver(Averaging):
+        def forward(self, J):
+            self.problem = object()
+            return super().forward(J)
+
+    toy, first, second = Toy(), FlatMTL(WithSolver()), FlatMTL(WithSolver())
+    step(toy, first)
+    with pytest.warns(UserWarning, match="the state of WithSolver cannot be put into a new one, which begins anew"):
+        second.load_state_dict(through_a_file(first.state_dict()))
+    assert second.aggregator.calls == 0
+    step(toy, second)
+
+
 def test_the_state_of_another_module_is_refused():
     mtl = FlatMTL(Averaging())
     state = mtl.state_dict()
-    del state["branches"]["loss"]["inner.mean"]
-    with pytest.raises(ValueError, match="the state of Averaging has .* Load the state of the same aggregator"):
+    with pytest.raises(ValueError, match="expected what FlatMTL.state_dict"):
+        mtl.load_state_dict({**state, "branches": {"loss": {}, "flat": {}}})
+    del state["branches"]["loss"]["tensors"]["inner.mean"]
+    with pytest.raises(ValueError, match=r"the state of Averaging has no \['inner.mean'\]. Load the state of the same"):
         mtl.load_state_dict(state)
 
 
