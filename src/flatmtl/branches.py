@@ -10,7 +10,15 @@ from torch.nn import Parameter
 
 from flatmtl import foreign
 from flatmtl._linalg import Gramian, gramian, norm, weighted_sum
-from flatmtl.aggregators.base import Aggregator, AnyAggregator, Context, GramianAggregator, LossWeighting, on_cpu
+from flatmtl.aggregators.base import (
+    Aggregator,
+    AnyAggregator,
+    Context,
+    GramianAggregator,
+    LossWeighting,
+    check_weights,
+    on_cpu,
+)
 
 Branch = Literal["loss", "flat", "pair"]
 """What is aggregated: a row for each task, the flat gradients beside them, or two vectors."""
@@ -31,6 +39,11 @@ class Branches:
         self._of.update({branch: copy.deepcopy(aggregator) for branch in copies})
 
     @property
+    def aggregator(self) -> AnyAggregator:
+        """The aggregator that was given."""
+        return self._of["loss"]
+
+    @property
     def degree(self) -> float:
         """How directions scale with the rows; 1 for a function that does not say."""
         return float(getattr(self._of["loss"], "degree", 1.0))
@@ -45,7 +58,7 @@ class Branches:
             context: for an aggregator that uses it.
 
         Raises:
-            FloatingPointError: if the direction is not finite.
+            FloatingPointError: if weights or direction are not finite.
             ValueError: if the aggregator returns no direction of shape ``(n,)``, or changes the rows.
         """
         aggregator = self._of[branch]
@@ -66,17 +79,13 @@ class Branches:
         """Return the weights of the losses, ``(m,)``, float64 on the CPU; for a loss weighting.
 
         Raises:
-            ValueError: if the weighting does not return one finite weight for each loss.
+            ValueError: if the weighting does not return one weight for each loss.
+            FloatingPointError: if a weight is not finite.
         """
         weighting = cast(LossWeighting, self._of["loss"])
         with on_cpu():
-            w: Any = weighting.weights(context.losses, context)
-        if not isinstance(w, Tensor) or w.shape != context.losses.shape or not bool(torch.isfinite(w).all()):
-            raise ValueError(
-                f"the loss weighting {weighting!r} returned {w!r} for {len(context.losses)} losses; expected a finite "
-                "weight for each."
-            )
-        return w.detach().to("cpu", torch.float64)
+            w = weighting.weights(context.losses.clone(), context)
+        return check_weights(weighting, w, len(context.losses))
 
     def own_gradients(self, context: Context) -> list[tuple[Parameter, Tensor]]:
         """Return the parameters of a loss weighting that these losses train, with their gradients."""

@@ -13,7 +13,7 @@ from flatmtl.branches import Branch, Branches
 from flatmtl.closures import Closure
 from flatmtl.gradients import Rows
 from flatmtl.parameters import TaskParameters, check_single_process
-from flatmtl.passes import Passes
+from flatmtl.passes import Passes, Replay
 from flatmtl.perturbations import SAM
 from flatmtl.stats import StepResult
 from flatmtl.step import Combine, FlatScale, OnNonfinite, Options, Step
@@ -117,7 +117,7 @@ class FlatMTL:
         self._asks_all = False
         self._busy = False
         self._rows: Rows | None = None
-        self._last: Passes | None = None
+        self._last: Replay | None = None
 
     def backward(
         self,
@@ -181,7 +181,7 @@ class FlatMTL:
         if result.skipped:
             restore()
         elif getattr(self.aggregator, "learns_from_step", False):
-            self._last = step.passes
+            self._last = step.passes.replay()
         self._asks_all = step.passes.asks_all
         return result
 
@@ -195,13 +195,10 @@ class FlatMTL:
         Raises:
             ValueError: if the number of closures is not that of :meth:`backward`.
         """
-        passes, self._last = self._last, None
-        if passes is None:
-            return
-        closures = _closures(closure)
-        if len(closures) != passes.count:
-            raise ValueError(f"after_step got {len(closures)} closures; expected the {passes.count} of backward.")
-        self._branches.after_step(passes.losses_after(closures))
+        if self._last is not None:
+            context = self._last.losses(_closures(closure))
+            self._last = None
+            self._branches.after_step(context)
 
     def _step(
         self,
@@ -251,12 +248,17 @@ class FlatMTL:
         self._branches.load_state_dict(state["branches"])
         self._asks_all = bool(state["asks_all"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of copies what is of one step only, and the buffer that every step can make anew."""
+        return {**vars(self), "_last": None, "_rows": None}
+
     def __repr__(self) -> str:
-        return f"FlatMTL({self.aggregator!r}, {self.options.perturbation!r}, combine={self.options.combine!r})"
+        how = "" if isinstance(self.aggregator, LossWeighting) else f", combine={self.options.combine!r}"
+        return f"FlatMTL({self.aggregator!r}, {self.options.perturbation!r}{how})"
 
 
 def _closures(closure: object) -> list[Closure]:
-    several = isinstance(closure, Iterable) and not isinstance(closure, (Mapping, str))
+    several = isinstance(closure, Iterable) and not isinstance(closure, (Mapping, str, torch.Tensor))
     closures: list[Any] = list(cast("Iterable[Any]", closure)) if several else [closure]
     if not closures:
         raise ValueError("the list of closures is empty; expected one closure for each micro-batch.")

@@ -80,11 +80,6 @@ class Passes:
         self._ends: list[World] = []
         self._between: RandomStreams | None = None
 
-    @property
-    def count(self) -> int:
-        """Number of closures."""
-        return len(self._closures)
-
     def clean(self) -> None:
         """Fill the rows with the loss gradients of the tasks that are present."""
         tasks: dict[str, Task] = {}
@@ -151,23 +146,9 @@ class Passes:
         self._ends[-1].buffers.restore()
         (self._between or self._ends[-1].streams).restore()
 
-    def losses_after(self, closures: Sequence[Closure]) -> Context:
-        """Return the losses now of what the clean pass saw: from the same random streams and buffers.
-
-        Those that are not finite are left out; the next clean pass will tell of them.
-        """
-        sums: dict[str, list[Tensor]] = {}
-        now = self._world()
-        try:
-            for start, closure in zip(self._starts, closures, strict=True):
-                start.restore()
-                for name, loss in evaluate(closure, self.parameters.tasks).items():
-                    sums.setdefault(name, []).append(loss.detach().double().cpu())
-        finally:
-            now.restore()
-        means = {self.parameters.tasks.index(name): torch.stack(values).mean() for name, values in sums.items()}
-        rows = tuple(i for i in sorted(means) if math.isfinite(means[i]))
-        return Context(rows, torch.tensor([float(means[i]) for i in rows], dtype=torch.float64, device="cpu"))
+    def replay(self) -> "Replay":
+        """Return what it takes to see the batch again, without the batch."""
+        return Replay(self.parameters, self._starts)
 
     def start_over(self) -> None:
         """Put buffers and random streams back to before the step."""
@@ -279,6 +260,44 @@ class Passes:
             self.asks_all = True
         start.restore()
         return _complete(evaluate(closure, self.parameters.tasks), names)
+
+
+class Replay:
+    """Where the clean passes of a step began, so that their losses can be seen again after the step.
+
+    Args:
+        parameters: who owns which parameter.
+        starts: random streams and buffers, one for each closure.
+    """
+
+    def __init__(self, parameters: TaskParameters, starts: Sequence[World]) -> None:
+        self._parameters = parameters
+        self._starts = starts
+
+    def losses(self, closures: Sequence[Closure]) -> Context:
+        """Return the losses now of what the clean passes saw: from the same random streams and buffers.
+
+        Those that are not finite are left out; the next clean pass will tell of them.
+
+        Raises:
+            ValueError: if there are more or fewer closures than there were.
+        """
+        if len(closures) != len(self._starts):
+            raise ValueError(
+                f"after_step got {len(closures)} closures; expected the {len(self._starts)} of backward, in order."
+            )
+        sums: dict[str, list[Tensor]] = {}
+        now = self._parameters.world(module for start in self._starts for module in start.buffers.modules)
+        try:
+            for start, closure in zip(self._starts, closures, strict=True):
+                start.restore()
+                for name, loss in evaluate(closure, self._parameters.tasks).items():
+                    sums.setdefault(name, []).append(loss.detach().double().cpu())
+        finally:
+            now.restore()
+        means = {self._parameters.tasks.index(name): torch.stack(values).mean() for name, values in sums.items()}
+        rows = tuple(i for i in sorted(means) if math.isfinite(means[i]))
+        return Context(rows, torch.tensor([float(means[i]) for i in rows], dtype=torch.float64, device="cpu"))
 
 
 def _sum(

@@ -109,9 +109,9 @@ class SAM:
         if self.norm == "joint":
             norms = [euclidean_norm(norms)] * len(norms)
         for part, copies, step, length in zip(parts, kept, steps, norms, strict=True):
-            factor = torch.where(length > 0, part.rho / length, 0.0)
+            root = torch.where(length > 0, part.rho / length, 0.0).sqrt()  # the factor itself may leave float32
             for w, w0, s in zip(part.weights, copies, step, strict=True):
-                s.mul_(factor.to(s.device))
+                s.mul_(root.to(s.device)).mul_(root.to(s.device))
                 if self.is_adaptive(w):
                     s.mul_(w0)
                 s.add_(w0)

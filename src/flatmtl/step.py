@@ -1,7 +1,7 @@
 """One step: Algorithm 1 of Phan et al. (2025) and its variants, from the passes to ``.grad``."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,7 +69,7 @@ class Step:
         """Form the Gramian of the loss gradients, and act on tasks that are not finite."""
         tasks = self.passes.tasks
         gramian = self.gramian(len(tasks))
-        sizes = [gramian.G[i, i] + _norm(task.head) for i, task in enumerate(tasks)]
+        sizes = [gramian.G[i, i] + size(task.head) for i, task in enumerate(tasks)]
         finite = [self.is_finite(task, "loss", task.loss, size) for task, size in zip(tasks, sizes, strict=True)]
         self.loss_gramian = gramian.of(self.leave_out(finite))
         self.found["gramian_loss"] = self.loss_gramian.products()
@@ -126,7 +126,7 @@ class Step:
         task, rows = self.passes.tasks[i], self.passes.rows
         task.perturbed_loss = loss
         task.intra = rows.inner(i, part).cpu() - self.found["gramian_loss"][i, i]
-        if not self.is_finite(task, "perturbed loss", loss, task.intra + _norm(head)):
+        if not self.is_finite(task, "perturbed loss", loss, task.intra + size(head)):
             return  # the row and the head's gradient stay the clean ones
         task.has_flat, task.head = True, head
         if self.options.combine == "direct":
@@ -224,8 +224,9 @@ def context_of(tasks: Sequence[Task]) -> Context:
     return Context(tuple(task.position for task in tasks), torch.stack([task.loss for task in tasks]))
 
 
-def _norm(part: Gradient) -> Tensor:
-    return norm(g for g in part if g is not None).cpu()
+def size(tensors: Iterable[Tensor | None]) -> Tensor:
+    """Return a number that is finite only if every tensor is."""
+    return norm(t for t in tensors if t is not None).cpu()
 
 
 def _damping(norms_loss: Tensor, norms_flat: Tensor, degree: float) -> float:

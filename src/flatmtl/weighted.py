@@ -7,12 +7,13 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from flatmtl._linalg import norm, weighted_sum
+from flatmtl._linalg import floats, weighted_sum
 from flatmtl.gradients import add_to_grad, gradient, scaled
 from flatmtl.passes import Passes, Task
 from flatmtl.perturbations import SAM
-from flatmtl.step import Skipped, Step, context_of
+from flatmtl.step import Skipped, Step, context_of, size
 
 
 class TaskByTask(Exception):
@@ -27,6 +28,7 @@ class WeightedStep(Step):
     """
 
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    own_gradients: list[tuple[Parameter, Tensor]] = field(default_factory=list[tuple[Parameter, Tensor]])
 
     def direction(self) -> Tensor:
         """Return the gradient of the weighted sum on the shared parameters."""
@@ -36,6 +38,10 @@ class WeightedStep(Step):
         tasks, rows = self.passes.tasks, self.passes.rows
         for task, weight in zip(tasks, self.weights, strict=True):
             task.head = scaled(task.head, weight, rows.matrix.dtype)
+            row = rows.matrix[tasks.index(task)] * weight.to(rows.matrix)
+            if not self.is_finite(task, "weighted loss", task.loss * weight, size([row, *task.head])):
+                raise Skipped
+        self.take_own_gradients()
         return weighted_sum(rows.matrix[: len(tasks)], self.weights)
 
     def weigh(self) -> None:
@@ -45,12 +51,22 @@ class WeightedStep(Step):
             self.weights = self.branches.weigh(context_of(tasks))
         self.found["weights_loss"] = self.over_all_tasks(self.weights, tasks)
 
+    def take_own_gradients(self) -> None:
+        """Take the gradients of the weighting's own parameters."""
+        scale = 1.0 if self.passes.scale is None else float(self.passes.scale)
+        context = context_of(self.passes.tasks)
+        self.own_gradients = [(p, g.detach() * scale) for p, g in self.branches.own_gradients(context)]
+        if not math.isfinite(size(g for _, g in self.own_gradients)):
+            raise FloatingPointError(
+                f"the gradients of the parameters of {type(self.branches.aggregator).__name__} are not finite for the "
+                f"losses {floats(context.losses)}; expected losses of a size that they can follow."
+            )
+
     def write(self, direction: Tensor) -> None:
         """Add all gradients into ``.grad``, those of the weighting's own parameters too."""
         super().write(direction)
-        scale = 1.0 if self.passes.scale is None else float(self.passes.scale)
-        for parameter, g in self.branches.own_gradients(context_of(self.passes.tasks)):
-            add_to_grad(parameter, g.detach() * scale)
+        for parameter, g in self.own_gradients:
+            add_to_grad(parameter, g)
 
 
 class SummedPasses(Passes):
@@ -88,8 +104,7 @@ class SummedPasses(Passes):
 
     def size(self) -> Tensor:
         """Return a number that is finite only if all gradients are."""
-        heads = [g for task in self.tasks for g in task.head if g is not None]
-        return norm([self.rows.matrix[0], *heads]).cpu()
+        return size([self.rows.matrix[0], *(g for task in self.tasks for g in task.head)])
 
     def _take(self, losses: Mapping[str, Tensor], weights: Tensor) -> None:
         """Put the gradient of the weighted sum into row 0 and the heads."""
@@ -137,6 +152,7 @@ class SummedStep(WeightedStep):
             if not all(map(math.isfinite, losses)):
                 raise TaskByTask
             self.require_finite()
+        self.take_own_gradients()
         return self.sum.rows.matrix[0]
 
     def require_finite(self) -> None:

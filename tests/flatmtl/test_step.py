@@ -682,6 +682,24 @@ class TestPrecision:
         weight = toy.trunk[1].weight
         assert weight.grad.stride() == weight.stride()
 
+    @pytest.mark.parametrize("kind", [SAM, ASAM])
+    @pytest.mark.parametrize("size", [1e-39, 1e-42])
+    def test_gradients_of_denormal_numbers_give_a_step_of_the_radius(self, kind, size):
+        toy = Toy()
+        toy.float()
+        moved = []
+
+        def closure(tasks):
+            moved.append(torch.cat([p.detach().reshape(-1) for p in toy.trunk.parameters()]))
+            return {t: loss * size for t, loss in toy.closure(tasks).items()}
+
+        parameters = toy.split()
+        FlatMTL(Mean(), kind(0.1)).backward(closure, parameters)
+        steps = [float((m - moved[-4]).norm()) for m in moved[-3:]]
+        assert all(math.isfinite(s) and s > 0.0 for s in steps)
+        if kind is SAM:
+            assert steps == pytest.approx([0.1] * 3, rel=0.02)
+
     def test_tiny_gradients_give_a_full_step_and_zero_ones_none(self):
         toy = Toy()
         toy.float()
@@ -734,6 +752,41 @@ class TestRefusals:
         parameters = toy.split(["left", "right"])
         with pytest.raises(error, match=message):
             FlatMTL(Mean()).backward(lambda tasks: returned, parameters)
+
+    @pytest.mark.parametrize(
+        ("weights", "error", "message"),
+        [
+            (
+                lambda G: torch.full((3,), math.nan),
+                FloatingPointError,
+                "weights of the aggregator Odd are .*nan.*finite",
+            ),
+            (
+                lambda G: torch.ones(4),
+                ValueError,
+                r"Odd are a tensor of shape \(4,\).*expected a tensor of shape \(3,\)",
+            ),
+            (lambda G: [1.0, 2.0, 3.0], ValueError, r"Odd are \[1.0, 2.0, 3.0\] for 3 tasks; expected a tensor"),
+        ],
+    )
+    def test_weights_that_are_no_weights(self, weights, error, message):
+        class Odd(GramianAggregator):
+            def weights(self, gramian, context=None):
+                return weights(gramian)
+
+        with pytest.raises(error, match=message):
+            step(Toy(), FlatMTL(Odd()))
+
+    def test_a_gramian_that_is_changed_is_not_the_steps(self):
+        class Careless(GramianAggregator):
+            degree = 0.0
+
+            def weights(self, gramian, context=None):
+                return 1.0 / gramian.zero_().add_(2.0).diagonal()
+
+        toy = Toy()
+        result, _ = step(toy, FlatMTL(Careless(), SAM(0.1)))
+        assert_same(result.gramian_loss, step(toy, FlatMTL(Mean(), SAM(0.1)))[0].gramian_loss)
 
     def test_a_direction_that_is_not_finite(self):
         with pytest.raises(FloatingPointError, match="direction that is not finite"):

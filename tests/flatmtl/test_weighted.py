@@ -1,6 +1,10 @@
 """The laws of a step with a loss weighting: training on the weighted sum of the losses, plain or by SAM."""
 
+import copy
+import gc
 import math
+import pickle
+import weakref
 
 import pytest
 import torch
@@ -393,8 +397,78 @@ def test_weights_that_are_no_weights_are_refused():
         def weights(self, losses, context=None):
             return losses[:1]
 
-    with pytest.raises(ValueError, match="expected a finite weight for each"):
+    with pytest.raises(
+        ValueError, match=r"the weights of the aggregator Broken are .* expected a tensor of shape \(3,\)"
+    ):
         step(Toy(), FlatMTL(Broken()))
+
+
+@every_perturbation
+@pytest.mark.parametrize("closures", [1, 2])
+def test_weighted_gradients_that_overflow_are_found(perturbation, closures):
+    """A loss of 1e-41 has the weight 1e41 in SI, which float32 does not hold."""
+    toy = Toy()
+    toy.float()
+    parameters = toy.split()
+
+    def closure(tasks):
+        return {t: loss * (1e-41 if t == "right" else 1.0) for t, loss in toy.closure(tasks).items()}
+
+    given = closure if closures == 1 else [closure] * closures
+    with pytest.raises(FloatingPointError, match="task 'right'.*expected finite"):
+        FlatMTL(SI(), perturbation).backward(given, parameters)
+    assert all(p.grad is None for p in toy.parameters())
+    assert FlatMTL(SI(), perturbation, on_nonfinite="skip_step").backward(given, parameters).skipped
+    assert all(p.grad is None for p in toy.parameters())
+
+
+def test_own_gradients_that_are_not_finite_or_fail_leave_everything_as_it_was():
+    class Failing(UW):
+        def own_gradients(self, losses, context=None):
+            raise OSError("no")
+
+    toy = Toy()
+    parameters = toy.split()
+    with pytest.raises(OSError, match="no"):
+        FlatMTL(Failing(tasks=3)).backward(toy.closure, parameters)
+    with pytest.raises(FloatingPointError, match="gradients of the parameters of UW are not finite"):
+        FlatMTL(UW(tasks=3)).backward(
+            lambda tasks: {t: loss * 1e300 for t, loss in toy.closure(tasks).items()}, parameters
+        )
+    assert all(p.grad is None for p in toy.parameters())
+
+
+def test_famo_keeps_no_batch_and_can_be_copied_between_backward_and_after_step():
+    toy, mtl = Toy(), FlatMTL(FAMO(tasks=3))
+
+    class Batch:
+        pass
+
+    def make():
+        batch = Batch()
+        return weakref.ref(batch), lambda tasks: (batch, toy.closure(tasks))[1]
+
+    alive, closure = make()
+    step(toy, mtl, closure)
+    del closure
+    gc.collect()
+    assert alive() is None
+    twin = pickle.loads(pickle.dumps(mtl))
+    assert_same(step(toy, copy.deepcopy(mtl))[1], step(toy, twin)[1])
+
+
+def test_a_corrected_after_step_is_taken():
+    toy, mtl = Toy(), FlatMTL(FAMO(tasks=3))
+    step(toy, mtl)
+    with pytest.raises(ValueError, match="after_step got 2 closures"):
+        mtl.after_step([toy.closure] * 2)
+    toy.asked.clear()
+    mtl.after_step(toy.closure)
+    assert len(toy.asked) == 1
+
+
+def test_the_printed_form_does_not_speak_of_what_does_not_matter():
+    assert repr(FlatMTL(LS(), SAM(0.1), combine="second")) == "FlatMTL(LS(), SAM(rho=0.1))"
 
 
 def test_losses_that_cannot_be_weighted_are_refused():

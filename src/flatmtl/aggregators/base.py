@@ -108,9 +108,10 @@ class GramianAggregator(Aggregator):
 
     def weights_of(self, gramian: Gramian, context: Context | None = None) -> Tensor:
         r"""Return the weights for a Gramian :math:`s^2 G` whose factor :math:`s^2` is kept apart."""
+        G = gramian.G.clone()  # whatever a class does to it
         with on_cpu():
-            w = self.weights(gramian.G, context) if self.uses_context else self.weights(gramian.G)
-        return w * gramian.scale ** (self.degree - 1.0)
+            w: Any = self.weights(G, context) if self.uses_context else self.weights(G)
+        return _times(check_weights(self, w, len(G)), gramian.scale, self.degree - 1.0)
 
     def __call__(self, jacobian: Tensor, context: Context | None = None) -> Tensor:
         r"""Return the direction :math:`J^\top w` for ``jacobian`` of shape ``(m, n)``; see the class."""
@@ -137,8 +138,9 @@ class GramianAggregator(Aggregator):
             )
         elif residual > SOLVED:
             self._say_once(
-                f"the weights are not exact: two task gradients are opposite to within rounding, and the relative "
-                f"residual is {residual:.1e} instead of {SOLVED:.0e}. MGDA and CAGrad are exact there."
+                f"the weights are not exact: their relative residual is {residual:.1e}, not below {SOLVED:.0e}. The "
+                "gain of some task is less than the rounding of its own sum, since task gradients nearly cancel, or "
+                "differ much in length with a small alpha. MGDA and CAGrad do not mind."
             )
 
 
@@ -247,6 +249,41 @@ def in_float64(gramian: Tensor) -> Tensor:
     lengths = torch.where(norms > 0.0, norms, torch.ones_like(norms))
     eigenvalues, Q = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(G / lengths[:, None] / lengths))
     return norms[:, None] * (Q * eigenvalues.clamp(min=0.0)) @ Q.T * norms
+
+
+def check_weights(aggregator: Aggregator, w: object, m: int) -> Tensor:
+    """Return weights in float64 on the CPU; raise, naming the aggregator, if it did not return one for each row.
+
+    Raises:
+        ValueError: if they are no vector of ``m`` real numbers.
+        FloatingPointError: if one is not finite.
+    """
+    if not isinstance(w, Tensor) or w.shape != (m,) or w.is_complex():
+        what = f"a tensor of shape {tuple(w.shape)} and dtype {w.dtype}" if isinstance(w, Tensor) else f"{w!r}"
+        raise ValueError(
+            f"the weights of the aggregator {type(aggregator).__name__} are {what} for {m} tasks; expected a tensor "
+            f"of shape ({m},) with a real number for each."
+        )
+    weights = w.detach().to("cpu", torch.float64)
+    if not all(map(math.isfinite, floats(weights))):
+        raise FloatingPointError(
+            f"the weights of the aggregator {type(aggregator).__name__} are {floats(weights)}; expected finite "
+            "numbers. Mend the aggregator for degenerate tasks, or choose another."
+        )
+    return weights
+
+
+def _times(w: Tensor, scale: float, exponent: float) -> Tensor:
+    """Return weights times a power of the scale; raise if one leaves float64."""
+    if scale == 1.0 or exponent == 0.0:
+        return w
+    result = w * torch.tensor(scale, dtype=torch.float64, device="cpu") ** exponent
+    if not bool(((result.abs() >= torch.finfo(torch.float64).tiny) & torch.isfinite(result) | (w == 0.0)).all()):
+        raise FloatingPointError(
+            f"task gradients of a size of {scale:.0e} need weights of {floats(w)} times that to the power of "
+            f"{exponent:.3g}, which float64 does not hold. Multiply all losses by one constant."
+        )
+    return result
 
 
 def present(context: Context | None, m: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatmtl._linalg import Gramian, floats
 from flatmtl._solvers.fair import fair_weights
-from flatmtl.aggregators.base import Context, GramianAggregator, in_float64, present
+from flatmtl.aggregators.base import Context, GramianAggregator, in_float64, on_cpu, present
 
 
 class NashMTL(GramianAggregator):
@@ -87,7 +87,7 @@ class NashMTL(GramianAggregator):
             self._last = dict(zip(tasks, floats(self._solve(G) / gramian.scale), strict=True))
             self._age = 0
         self._age += 1
-        w = torch.tensor([self._last[task] for task in tasks], dtype=torch.float64)
+        w = torch.tensor([self._last[task] for task in tasks], dtype=torch.float64, device="cpu")
         return w if self.max_norm is None else w * self._shortening(G, w * gramian.scale)
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,7 +100,8 @@ class NashMTL(GramianAggregator):
         self._last, self._age = dict(state["last"]), state["age"]
 
     def _solve(self, G: Tensor) -> Tensor:
-        found = fair_weights(G, alpha=1.0)
+        with on_cpu():
+            found = fair_weights(G, alpha=1.0)
         self._say_left_out(G)
         self._say_unsolved(found.residual)
         return found.weights

@@ -195,3 +195,17 @@ class TestNoSolution:
         monkeypatch.setattr(aggregators_base, "SOLVED", 0.0)
         with pytest.warns(UserWarning, match="the weights are not exact.*relative residual is"):
             make()(in_one_half_space(7, 9))
+
+
+@pytest.mark.parametrize("scale", [1e-240, 1e240, 1e300])
+def test_weights_beyond_float64_are_said(scale):
+    with pytest.raises(FloatingPointError, match="float64 does not hold. Multiply all losses by one constant"):
+        FairGrad()(scale * in_one_half_space(3, 5))
+
+
+def test_the_default_device_does_not_matter():
+    J = in_one_half_space(3, 5)
+    expected = NashMTL()(J), FairGrad()(J)
+    with torch.device("meta"):
+        assert torch.equal(NashMTL()(J), expected[0])
+        assert torch.equal(FairGrad()(J), expected[1])

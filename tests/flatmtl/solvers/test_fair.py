@@ -279,6 +279,22 @@ STATIONARY = {
 }
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.3, 20.0])
+@pytest.mark.parametrize("spread", [1.0, 2.0, 3.0])
+def test_the_minimum_is_found_where_rounding_hides_the_residual(spread, alpha):
+    """Newton's decrement: how far the convex objective is above its minimum, in units of the square of ``d``."""
+    for seed in range(20):
+        J = randn(3, 7, seed=seed) * 10.0 ** torch.tensor([-spread, 0.0, spread], dtype=torch.float64)[:, None]
+        G = J @ J.T
+        w = fair_weights(G, alpha).weights
+        q = w ** (-1.0 / alpha)
+        r = G @ w - q
+        lengths = J.norm(dim=1)
+        H = (G + torch.diag(q / (alpha * w))) / lengths[:, None] / lengths
+        decrement = (r / lengths) @ torch.linalg.solve(H, r / lengths)
+        assert float(decrement) <= 1e-20 * float(w @ G @ w)
+
+
 class TestNoSolution:
     @pytest.mark.parametrize("alpha", [0.2, 1.0, 2.0, 20.0])
     @pytest.mark.parametrize("J", STATIONARY.values(), ids=STATIONARY)
@@ -320,6 +336,7 @@ class TestEffort:
     def test_the_work_is_bounded_when_newton_never_gets_there(self, monkeypatch):
         steps = counting_newton_steps(monkeypatch)
         monkeypatch.setattr(fair, "_plainly", lambda *_: None)
+        monkeypatch.setattr(fair, "_plainly_in_tensors", lambda *_, **__: None)
         monkeypatch.setattr(fair._Equation, "_next", lambda self, point: None)
         found = fair_weights((J := randn(5, 12)) @ J.T, 2.0)
         actual, _ = residual(J, found.weights, 2.0)
