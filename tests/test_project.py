@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flatmtl import split_parameters
+from flatmtl import SAM, FlatMTL, split_parameters
+from flatmtl.aggregators import build
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,6 +80,35 @@ def test_the_aggregators_of_ones_own_in_the_docs_run_as_they_stand():
         mtl = names["FlatMTL"](aggregator, names["SAM"](0.05))
         weights = mtl.backward(closure, parameters).weights_loss
         assert sorted(weights.tolist()) == [0.0, 1.0]
+        names["FlatMTL"](aggregator).load_state_dict(names["FlatMTL"](aggregator).state_dict())
+
+
+@pytest.mark.parametrize("name", ["uw", "dwa", "famo", "cagrad"])
+def test_the_loop_of_the_docs_is_for_every_aggregator(name):
+    model = Toy()
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(16, 6, generator=generator) for _ in range(4)]
+    loss_fn = {"seg": F.cross_entropy, "depth": F.l1_loss}
+    loader = [(x, {"seg": x[:, :3].argmax(1), "depth": x.sum(1, keepdim=True)}) for x in batches]
+
+    def closure(tasks):
+        return {t: loss_fn[t](model.heads[t](model.encoder(loader[0][0])), loader[0][1][t]) for t in tasks}
+
+    names = {
+        "torch": torch,
+        "FlatMTL": FlatMTL,
+        "SAM": SAM,
+        "model": model,
+        "loader": loader,
+        "loss_fn": loss_fn,
+        "weighting": build(name, **({"tasks": 2} if name in ("uw", "famo") else {})),
+        "parameters": split_parameters(model, closure, ["seg", "depth"]),
+        "epochs": 3,
+    }
+    exec(example_in("docs/methods.md", "loop"), names)
+    assert set(names["checkpoint"]) == {"model", "optimizer", "mtl"}
+    weights = names["mtl"].backward(names["closure"], names["parameters"]).weights_loss
+    assert name == "cagrad" or not torch.allclose(weights[0], weights[1], rtol=1e-6)
 
 
 def test_the_example_of_the_readme_runs_as_it_stands(tmp_path):

@@ -279,8 +279,11 @@ def _aggregator(config: Config, tasks: int) -> Any:
     options = {option: value for option, value in known.items() if option in accepted} | options
     try:
         return aggregators.build(name, **options)
-    except TypeError as error:
-        raise ValueError(f"bad --method.options: {error}") from None
+    except (TypeError, RuntimeError, OverflowError) as error:
+        raise ValueError(
+            f"bad --method.options {options}: {error} Give all options that the aggregator {name} shall have, or "
+            "--method.options alone for none."
+        ) from None
 
 
 def _perturbation(config: Config) -> SAM | None:

@@ -66,6 +66,11 @@ def test_a_download_without_network_leaves_no_run(tmp_path):
         (["--source", "npz", "--root", "."], "no mnist*.npz"),
         (["--source", "mnist5k", "--model", "lenett"], "unknown model 'lenett'. Did you mean 'lenet'?"),
         (["--source", "mnist5k", "--method.aggregator", "mgd"], "unknown aggregator 'mgd'. Did you mean 'mgda'?"),
+        (["--source", "mnist5k", "--method.options", "c", "1"], "--method.options alone for none"),
+        (
+            ["--source", "mnist5k", "--method.aggregator", "rlw", "--method.options", "seed", "0.5"],
+            "bad --method.options",
+        ),
     ],
     **named,
 )
@@ -102,6 +107,26 @@ def test_dry_run_prints_the_full_config_and_does_nothing(tmp_path):
     config = Config.from_dict(json.loads(done.stdout))
     assert (config.recipe, config.rho, config.seed, config.model) == ("multimnist_f_mgda", 0.25, 3, "resnet18")
     assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (0, "", [])
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["multimnist_cagrad"], {"c": 0.4}),
+        (["multimnist_cagrad", "--method.options", "rescale", "1+c2", "c", "1"], {"rescale": "1+c2", "c": 1}),
+        (["multimnist_cagrad", "--method.aggregator", "mgda", "--method.options"], {}),
+        (["multimnist_pcgrad", "--method.options", "seed", "2"], {"seed": 2}),
+        (
+            ["multimnist_mean", "--method.aggregator", "fixed", "--method.options", "weights", "[1, 2]"],
+            {"weights": [1, 2]},
+        ),
+    ],
+)
+def test_options_of_the_aggregator_replace_those_of_the_recipe(capsys, words, options):
+    assert cli.main(["run", *words, "--dry-run"]) == 0
+    found = json.loads(capsys.readouterr().out)["method"]["options"]
+    assert found == options
+    assert [type(value) for value in found.values()] == [type(value) for value in options.values()]
 
 
 def test_list_shows_every_recipe_on_standard_output(tmp_path):

@@ -304,6 +304,17 @@ class TestTrained:
             optimizer.step()
         assert all(p.item() != 0.0 for p in weighting.parameters())
 
+    def test_parameters_that_nobody_trains_are_said_once(self):
+        toy, mtl = Toy(), FlatMTL(UW(tasks=3))
+        parameters = toy.split()
+        for _ in range(100):
+            mtl.backward(toy.closure, parameters)
+        with pytest.warns(
+            UserWarning, match="UW: the trained numbers have not moved in 100 steps: give mtl.parameters"
+        ):
+            mtl.backward(toy.closure, parameters)
+        mtl.backward(toy.closure, parameters)
+
     def test_those_of_an_absent_task_are_left_alone(self):
         toy, weighting = Toy(), UW(tasks=3)
         step(toy, FlatMTL(weighting), lambda t: toy.closure(two_of(t)) | {"right": None})

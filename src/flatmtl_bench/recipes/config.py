@@ -1,5 +1,6 @@
 """What a run is made of: one frozen dataclass whose fields are the flags of `flatmtl run`."""
 
+import ast
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -7,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_type_hints
 
 from tyro.conf import Positional, arg
+from tyro.constructors import PrimitiveConstructorSpec
 
-Option = float | int | str | bool | None
+Option = bool | int | float | str | list[float] | None
 LABELS = {
     "mean": "Mean",
     "sum": "Sum",
@@ -38,6 +40,34 @@ LABELS = {
 Split = Literal["train", "validation", "test"]
 Source = Literal["auto", "mnist5k", "npz", "full"]
 Placement = Literal["corner", "jitter"]
+
+
+def _options_from(words: list[str]) -> dict[str, Option]:
+    """Return options from names and values in turn.
+
+    Example:
+        >>> _options_from(["c", "0.5", "rescale", "1+c2", "weights", "[1, 2]"])
+        {'c': 0.5, 'rescale': '1+c2', 'weights': [1, 2]}
+    """
+    if len(words) % 2:
+        raise ValueError(f"expected names and values in turn, e.g. c 0.5 rescale 1+c2; got {' '.join(words)}")
+    return {name: _value(word) for name, word in zip(words[::2], words[1::2], strict=True)}
+
+
+def _value(word: str) -> Option:
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
+
+
+NAMES_AND_VALUES = PrimitiveConstructorSpec[dict[str, Option]](
+    nargs="*",
+    metavar="[NAME VALUE ...]",
+    instance_from_str=_options_from,
+    is_instance=lambda options: isinstance(options, dict),
+    str_from_instance=lambda options: [str(word) for pair in options.items() for word in pair],
+)
 
 
 @dataclass(frozen=True)
@@ -85,8 +115,8 @@ class Method:
 
     aggregator: str = "mean"
     """Name of the aggregator or loss weighting, as in the recipes of `flatmtl list`; or package.module:Class."""
-    options: dict[str, Option] = field(default_factory=dict)
-    """Options of the aggregator as name and value, e.g. normalise l2."""
+    options: Annotated[dict[str, Option], NAMES_AND_VALUES] = field(default_factory=dict)
+    """Options of the aggregator as names and values, e.g. c 0.5 rescale 1+c2; they replace the recipe's."""
     perturbation: Literal["none", "sam", "asam"] = "none"
     """none: the plain method; sam, asam: its flat form, with the radius --rho."""
     rho_heads: float | None = None

@@ -16,6 +16,9 @@ from flatmtl.aggregators.weightings.losses import (
     checked,
 )
 
+PATIENCE = 100
+"""Calls after which numbers that do not move are taken for forgotten."""
+
 
 class TrainedWeighting(LossWeighting):
     r"""A weighting with one trained number for each task: training on :math:`\sum_i w_i L_i - \sigma s_i`.
@@ -29,10 +32,12 @@ class TrainedWeighting(LossWeighting):
     def __init__(self, tasks: int) -> None:
         check_tasks(tasks)
         self.tasks = tasks
+        self._still: tuple[Tensor, int] | None = None  # the numbers, and for how many calls they have been these
         self._s = [Parameter(torch.zeros((), dtype=torch.float32, device="cpu")) for _ in range(tasks)]
 
     def weights(self, losses: Tensor, context: Context | None = None) -> Tensor:
         """Return the present weights; see the class."""
+        self._watch()
         return self._losses_and_weights(losses, context)[1].to(losses)
 
     def own_gradients(self, losses: Tensor, context: Context | None = None) -> list[tuple[Parameter, Tensor]]:
@@ -56,6 +61,17 @@ class TrainedWeighting(LossWeighting):
         with torch.no_grad():
             for parameter, value in zip(self._s, state["s"], strict=True):
                 parameter.copy_(value)
+
+    def _watch(self) -> None:
+        """Say so if the numbers have got gradients for many calls, and nobody trains them."""
+        now = self._s_of(range(self.tasks))
+        calls = self._still[1] + 1 if self._still is not None and torch.equal(self._still[0], now) else 1
+        self._still = now, calls
+        if calls > PATIENCE and any(p.grad is not None and bool(p.grad != 0.0) for p in self._s):
+            self._say_once(
+                f"the trained numbers have not moved in {PATIENCE} steps: give mtl.parameters() to an optimizer, whose "
+                "zero_grad() and step() they need: Adam([*model.parameters(), *mtl.parameters()])."
+            )
 
     def _losses_and_weights(self, losses: Tensor, context: Context | None) -> tuple[Tensor, Tensor, tuple[int, ...]]:
         L, rows = checked(losses, context)
