@@ -47,7 +47,7 @@ def _correction(gramian: Tensor, norms: Tensor, products: Tensor, radius: float)
     unit = float(norms.min())
     b = (products / norms).div_(unit)
     radius /= unit
-    x = _plainly(U, b, a, radius, support=products <= products.mean())
+    x = _plainly(U, b, a, radius, support=products <= products.min())
     if x is not None:
         return x
     x = certain(lambda U: _carefully(Program(U, b, a), radius), U, b, a, lengths=1.0 / a)
@@ -59,34 +59,36 @@ def _correction(gramian: Tensor, norms: Tensor, products: Tensor, radius: float)
 def _plainly(U: Tensor, b: Tensor, a: Tensor, radius: float, support: Tensor) -> Tensor | None:
     """Return ``x`` by principal pivoting on the support, None if it does not get there soon.
 
-    All rows whose sign is wrong change sides at once, and ``t`` follows from the support. From the rows that the mean
-    serves less than it does on average, this takes two or three rounds for most task gradients. Whether it got there
-    is seen from the optimality condition; problems that rounding may matter for are left to the careful method.
+    All rows whose sign is wrong change sides at once, and ``t`` follows from the support; where it does not, since the
+    support is too large yet, it is raised. From the row that the mean serves least, this takes three or four rounds for
+    most task gradients. Whether it got there is seen from the optimality condition; problems that rounding may matter
+    for are left to the careful method.
     """
-    c = a / a.max()
-    for _ in range(10):
+    c, ab = a / a.max(), torch.stack([a, b], dim=1)
+    largest, t = float(b.abs().max()), 0.0
+    for _ in range(20):
         s = support.to(U.dtype)
         cs = c * s
         A = (U * torch.outer(s, s)).addr_(cs, cs)  # as in quadratic.py: definite unless rows depend affinely
         A.diagonal().add_(1.0 - s)
         L, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(A))
-        if int(failed) or float(L.diagonal().min()) ** 2 <= DEPENDENT:
+        if int(failed):
             return None
-        y, z = torch.cholesky_solve(torch.stack([a * s, b * s], dim=1), L).unbind(1)
+        y, z = torch.cholesky_solve(ab * s.unsqueeze(1), L).unbind(1)
         ay = torch.dot(a, y)
         base, slope = y / ay, y * (torch.dot(a, z) / ay) - z
         U_base, U_slope = torch.mv(U, base), torch.mv(U, slope)
-        A0, C = float(torch.dot(base, U_base)), float(torch.dot(slope, U_slope))
-        if not (DEPENDENT * float(base.abs().sum()) ** 2 < A0 and radius**2 > C):
-            return None
-        t = math.sqrt(A0 / (radius**2 - C))
+        A0, C = max(float(torch.dot(base, U_base)), 0.0), float(torch.dot(slope, U_slope))
+        has_root = radius**2 > C
+        t = math.sqrt(A0 / (radius**2 - C)) if has_root else 3.0 * max(t, math.sqrt(A0) / radius)
         v = torch.add(base, slope, alpha=t)
         gradient = torch.add(U_base, U_slope, alpha=t).add_(b, alpha=t)
         excess = gradient - a * torch.dot(gradient, v)  # optimality condition
-        noise = NOISE * (t * float(b.abs().max()) + float(v.abs().sum()))
-        wrong = torch.where(support, v < 0.0, excess < -noise)
-        if not bool(wrong.any()):
-            return (a * v).div_(t)
+        size = float(v.sum())
+        wrong = torch.where(support, v < 0.0, excess < -NOISE * (t * largest + size))
+        if has_root and not bool(wrong.any()):
+            certain_enough = DEPENDENT * size**2 < A0 and float(L.diagonal().min()) ** 2 > DEPENDENT
+            return (a * v).div_(t) if certain_enough else None
         support = support ^ wrong
     return None
 
