@@ -248,7 +248,7 @@ def test_optimizers_are_made_from_the_config(name):
     [
         ({"model": "lenett"}, "unknown model 'lenett'. Did you mean 'lenet'"),
         ({"method": Method("mgd")}, "unknown aggregator 'mgd'. Did you mean 'mgda'"),
-        ({"method": Method("cagrad", {"cc": 1.0})}, "bad --method.options: cagrad: .* 'cc'. Did you mean 'c'"),
+        ({"method": Method("cagrad", {"cc": 1.0})}, "bad --method.options .*: cagrad: .* 'cc'. Did you mean 'c'"),
         ({"device": "cuda"}, "no device 'cuda' on this machine"),
     ],
     ids=lambda value: str(value)[:20],
