@@ -10,15 +10,9 @@ from torch.nn import Parameter
 
 from flatmtl import foreign
 from flatmtl._linalg import Gramian, gramian, norm, weighted_sum
-from flatmtl.aggregators.base import (
-    Aggregator,
-    AnyAggregator,
-    Context,
-    GramianAggregator,
-    LossWeighting,
-    check_weights,
-    on_cpu,
-)
+from flatmtl.aggregators.base import Aggregator, AnyAggregator, GramianAggregator, LossWeighting
+from flatmtl.aggregators.checks import check_weights, on_cpu
+from flatmtl.aggregators.context import Context
 
 Branch = Literal["loss", "flat", "pair"]
 """What is aggregated: a row for each task, the flat gradients beside them, or two vectors."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from flatmtl._linalg import weighted_sum
-from flatmtl.aggregators.base import Context
+from flatmtl.aggregators.context import Context
 from flatmtl.closures import Closure, evaluate
 from flatmtl.gradients import Gradient, Rows, add, gradient, scaled
 from flatmtl.parameters import TaskParameters

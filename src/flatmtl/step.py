@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flatmtl._linalg import Gramian, floats, gramian, norm
-from flatmtl.aggregators.base import Context
+from flatmtl.aggregators.context import Context
 from flatmtl.branches import Branch, Branches
 from flatmtl.gradients import Gradient, add_to_grad
 from flatmtl.passes import Passes, Task

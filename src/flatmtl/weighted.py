@@ -55,12 +55,13 @@ class WeightedStep(Step):
         """Take the gradients of the weighting's own parameters."""
         scale = 1.0 if self.passes.scale is None else float(self.passes.scale)
         context = context_of(self.passes.tasks)
-        self.own_gradients = [(p, g.detach() * scale) for p, g in self.branches.own_gradients(context)]
-        if not math.isfinite(size(g for _, g in self.own_gradients)):
+        found = self.branches.own_gradients(context)
+        if not math.isfinite(size(g for _, g in found)):
             raise FloatingPointError(
                 f"the gradients of the parameters of {type(self.branches.aggregator).__name__} are not finite for the "
                 f"losses {floats(context.losses)}; expected losses of a size that they can follow."
             )
+        self.own_gradients = [(p, g.detach() * scale) for p, g in found]
 
     def write(self, direction: Tensor) -> None:
         """Add all gradients into ``.grad``, those of the weighting's own parameters too."""

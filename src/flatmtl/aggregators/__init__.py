@@ -49,9 +49,10 @@ from inspect import signature
 from typing import Any, cast
 
 from flatmtl.aggregators.aligned_mtl import AlignedMTL
-from flatmtl.aggregators.base import Aggregator, AnyAggregator, Context, GramianAggregator, LossWeighting
+from flatmtl.aggregators.base import Aggregator, AnyAggregator, GramianAggregator, LossWeighting
 from flatmtl.aggregators.cagrad import CAGrad
 from flatmtl.aggregators.config import ConFIG
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.dualproj import DualProj
 from flatmtl.aggregators.fairgrad import FairGrad
 from flatmtl.aggregators.fixed import Fixed

@@ -3,34 +3,20 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from flatmtl._linalg import Gramian, floats, gramian, weighted_sum
-from flatmtl._solvers.rows import row_norms
+from flatmtl.aggregators.checks import check_jacobian, check_rows, check_weights, on_cpu, times
+from flatmtl.aggregators.context import Context, losses_of
 
 SOLVED = 1e-10
 """Relative residual at which a system of equations counts as solved."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What an aggregator may need to know beside the task gradients.
-
-    Attributes:
-        rows: positions of the present tasks among all tasks, one for each row of ``J``, increasing.
-        losses: clean losses of the present tasks, shape ``(m,)``, float64 on the CPU.
-    """
-
-    rows: tuple[int, ...]
-    losses: Tensor
 
 
 class Aggregator(ABC):
@@ -111,7 +97,7 @@ class GramianAggregator(Aggregator):
         G = gramian.G.clone()  # whatever a class does to it
         with on_cpu():
             w: Any = self.weights(G, context) if self.uses_context else self.weights(G)
-        return _times(check_weights(self, w, len(G)), gramian.scale, self.degree - 1.0)
+        return times(check_weights(self, w, len(G)), gramian.scale, self.degree - 1.0)
 
     def __call__(self, jacobian: Tensor, context: Context | None = None) -> Tensor:
         r"""Return the direction :math:`J^\top w` for ``jacobian`` of shape ``(m, n)``; see the class."""
@@ -212,130 +198,5 @@ class LossWeighting(Aggregator):
             return weighted_sum(jacobian.detach(), self.weights(losses, context))
 
 
-def on_cpu() -> AbstractContextManager[Any]:
-    """Return a context in which new tensors are on the CPU, whatever the default device is."""
-    try:
-        default = torch.get_default_device()
-    except AttributeError:  # PyTorch 2.6, where set_default_device(None) was called: then it is the CPU
-        return nullcontext()
-    return nullcontext() if default.type == "cpu" else torch.device("cpu")
-
-
 AnyAggregator = Aggregator | Callable[[Tensor], Tensor]
 """What :class:`flatmtl.FlatMTL` takes: an :class:`Aggregator`, or any function from ``(m, n)`` to ``(n,)``."""
-
-
-def check_jacobian(jacobian: Tensor) -> None:
-    """Raise if ``jacobian`` is not a real floating-point matrix with at least one row."""
-    if jacobian.ndim != 2 or jacobian.shape[0] == 0 or not jacobian.is_floating_point():
-        raise ValueError(
-            f"task gradients have shape {tuple(jacobian.shape)} and dtype {jacobian.dtype}; expected a "
-            "floating-point matrix (m, n) with one row for each of at least one task. "
-            "Stack the flattened gradients: torch.stack([...])."
-        )
-
-
-def in_float64(gramian: Tensor) -> Tensor:
-    """Return a Gramian in float64 on the CPU; one rounded to a narrower dtype is made semidefinite again.
-
-    Raises:
-        ValueError: if it is not finite, naming the rows.
-    """
-    G = gramian.detach().to("cpu", torch.float64)
-    check_finite(G)
-    if gramian.dtype == torch.float64:
-        return G
-    norms = row_norms(G)
-    lengths = torch.where(norms > 0.0, norms, torch.ones_like(norms))
-    eigenvalues, Q = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(G / lengths[:, None] / lengths))
-    return norms[:, None] * (Q * eigenvalues.clamp(min=0.0)) @ Q.T * norms
-
-
-def check_weights(aggregator: Aggregator, w: object, m: int) -> Tensor:
-    """Return weights in float64 on the CPU; raise, naming the aggregator, if it did not return one for each row.
-
-    Raises:
-        ValueError: if they are no vector of ``m`` real numbers.
-        FloatingPointError: if one is not finite.
-    """
-    if not isinstance(w, Tensor) or w.shape != (m,) or w.is_complex():
-        what = f"a tensor of shape {tuple(w.shape)} and dtype {w.dtype}" if isinstance(w, Tensor) else f"{w!r}"
-        raise ValueError(
-            f"the weights of the aggregator {type(aggregator).__name__} are {what} for {m} tasks; expected a tensor "
-            f"of shape ({m},) with a real number for each."
-        )
-    weights = w.detach().to("cpu", torch.float64)
-    if not all(map(math.isfinite, floats(weights))):
-        raise FloatingPointError(
-            f"the weights of the aggregator {type(aggregator).__name__} are {floats(weights)}; expected finite "
-            "numbers. Mend the aggregator for degenerate tasks, or choose another."
-        )
-    return weights
-
-
-def _times(w: Tensor, scale: float, exponent: float) -> Tensor:
-    """Return weights times a power of the scale; raise if one leaves float64."""
-    if scale == 1.0 or exponent == 0.0:
-        return w
-    result = w * torch.tensor(scale, dtype=torch.float64, device="cpu") ** exponent
-    if not bool(((result.abs() >= torch.finfo(torch.float64).tiny) & torch.isfinite(result) | (w == 0.0)).all()):
-        raise FloatingPointError(
-            f"task gradients of a size of {scale:.0e} need weights of {floats(w)} times that to the power of "
-            f"{exponent:.3g}, which float64 does not hold. Multiply all losses by one constant."
-        )
-    return result
-
-
-def present(context: Context | None, m: int) -> tuple[int, ...]:
-    """Return the positions of ``m`` rows among all tasks; without a context these are all the tasks there are."""
-    return tuple(range(m)) if context is None else context.rows
-
-
-def losses_of(aggregator: Aggregator, context: Context | None, m: int) -> Tensor:
-    """Return the losses that an aggregator needs, shape ``(m,)``, float64 on the CPU.
-
-    Raises:
-        ValueError: if there are none, or not one for each row.
-    """
-    if context is None:
-        raise ValueError(
-            f"{aggregator!r} got no losses; expected them as the second argument, Context(rows, losses). "
-            "flatmtl.FlatMTL passes it."
-        )
-    losses = context.losses.detach().to("cpu", torch.float64)
-    if losses.shape != (m,):
-        raise ValueError(f"losses have shape {tuple(losses.shape)}; expected one for each of {m} rows.")
-    return losses
-
-
-def check_positive(aggregator: Aggregator, losses: Tensor, instead: str) -> None:
-    """Raise, naming the rows, if a loss is not positive."""
-    bad = [i for i, positive in enumerate(floats(losses > 0.0)) if not positive]
-    if bad:
-        raise ValueError(
-            f"losses {floats(losses[bad])} of rows {bad} (from 0) are not positive; {aggregator!r} needs losses "
-            f"above zero. {instead}"
-        )
-
-
-def check_choice(option: str, value: object, choices: Sequence[object]) -> None:
-    """Raise if the value of an option is none of its choices."""
-    if value not in choices:
-        known = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{option} is {value!r}; expected one of {known}.")
-
-
-def check_finite(G: Tensor) -> None:
-    """Raise, naming the rows, if a row of the matrix behind the Gramian ``G`` is not finite."""
-    if not all(map(math.isfinite, floats(G.diagonal()))):
-        check_rows(torch.isfinite(G.diagonal()))
-
-
-def check_rows(finite: Tensor) -> None:
-    """Raise, naming the rows, unless every row is finite."""
-    bad = [i for i, ok in enumerate(floats(finite)) if not ok]
-    if bad:
-        raise ValueError(
-            f"task gradients {bad} (rows, from 0) are not finite; expected finite rows. "
-            "Leave these tasks out, or find the loss that overflows."
-        )

@@ -6,7 +6,9 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from flatmtl._solvers.conflict_averse import conflict_averse_weights
-from flatmtl.aggregators.base import Context, GramianAggregator, check_choice, in_float64
+from flatmtl.aggregators.base import GramianAggregator
+from flatmtl.aggregators.checks import check_choice, in_float64
+from flatmtl.aggregators.context import Context
 
 Rescale = Literal["1+c2", "1+c"]
 

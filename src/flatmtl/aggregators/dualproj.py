@@ -3,7 +3,9 @@
 from torch import Tensor
 
 from flatmtl._solvers.quadratic import cone_weights
-from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
+from flatmtl.aggregators.base import GramianAggregator
+from flatmtl.aggregators.checks import in_float64
+from flatmtl.aggregators.context import Context
 
 
 class DualProj(GramianAggregator):

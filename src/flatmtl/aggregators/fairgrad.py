@@ -5,7 +5,9 @@ import math
 from torch import Tensor
 
 from flatmtl._solvers.fair import fair_weights
-from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
+from flatmtl.aggregators.base import GramianAggregator
+from flatmtl.aggregators.checks import in_float64
+from flatmtl.aggregators.context import Context
 
 
 class FairGrad(GramianAggregator):

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, GramianAggregator, check_finite, present
+from flatmtl.aggregators.base import GramianAggregator
+from flatmtl.aggregators.checks import check_finite
+from flatmtl.aggregators.context import Context, present
 
 
 class Fixed(GramianAggregator):

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from flatmtl._linalg import wide_blocks
-from flatmtl.aggregators.base import Context, Drawing, check_jacobian, check_rows, present
+from flatmtl.aggregators.base import Drawing
+from flatmtl.aggregators.checks import check_jacobian, check_rows
+from flatmtl.aggregators.context import Context, present
 
 
 class GradDrop(Drawing):

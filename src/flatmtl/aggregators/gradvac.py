@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from flatmtl._solvers.rows import NOISE, row_norms
-from flatmtl.aggregators.base import Context, Drawing, GramianAggregator, in_float64, present
+from flatmtl.aggregators.base import Drawing, GramianAggregator
+from flatmtl.aggregators.checks import in_float64
+from flatmtl.aggregators.context import Context, present
 
 
 class GradVac(Drawing, GramianAggregator):

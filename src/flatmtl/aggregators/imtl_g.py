@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from flatmtl._solvers.rows import DEPENDENT, EPS, row_norms, unit_rows
-from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
+from flatmtl.aggregators.base import GramianAggregator
+from flatmtl.aggregators.checks import in_float64
+from flatmtl.aggregators.context import Context
 
 
 class IMTLG(GramianAggregator):

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, GramianAggregator, check_finite
+from flatmtl.aggregators.base import GramianAggregator
+from flatmtl.aggregators.checks import check_finite
+from flatmtl.aggregators.context import Context
 
 
 class Mean(GramianAggregator):

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from flatmtl._solvers.quadratic import min_norm_point
 from flatmtl._solvers.rows import row_norms
-from flatmtl.aggregators.base import Context, GramianAggregator, check_choice, check_positive, in_float64, losses_of
+from flatmtl.aggregators.base import GramianAggregator
+from flatmtl.aggregators.checks import check_choice, check_positive, in_float64
+from flatmtl.aggregators.context import Context, losses_of
 
 Normalise = Literal["none", "l2", "loss", "loss+"]
 

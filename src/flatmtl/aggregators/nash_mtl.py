@@ -9,7 +9,9 @@ from torch import Tensor
 
 from flatmtl._linalg import Gramian, floats
 from flatmtl._solvers.fair import fair_weights
-from flatmtl.aggregators.base import Context, GramianAggregator, in_float64, on_cpu, present
+from flatmtl.aggregators.base import GramianAggregator
+from flatmtl.aggregators.checks import in_float64, on_cpu
+from flatmtl.aggregators.context import Context, present
 
 
 class NashMTL(GramianAggregator):

@@ -6,7 +6,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, Drawing, GramianAggregator, check_choice, in_float64, present
+from flatmtl.aggregators.base import Drawing, GramianAggregator
+from flatmtl.aggregators.checks import check_choice, in_float64
+from flatmtl.aggregators.context import Context, present
 
 Reduction = Literal["sum", "mean"]
 

@@ -2,7 +2,9 @@
 
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, Drawing, GramianAggregator, check_finite
+from flatmtl.aggregators.base import Drawing, GramianAggregator
+from flatmtl.aggregators.checks import check_finite
+from flatmtl.aggregators.context import Context
 
 
 class Random(Drawing, GramianAggregator):

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from flatmtl._solvers.quadratic import cone_weights
 from flatmtl._solvers.rows import NOISE, RIDGE, row_norms
-from flatmtl.aggregators.base import Context, GramianAggregator, in_float64
+from flatmtl.aggregators.base import GramianAggregator
+from flatmtl.aggregators.checks import in_float64
+from flatmtl.aggregators.context import Context
 
 
 class UPGrad(GramianAggregator):

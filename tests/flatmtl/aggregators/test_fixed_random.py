@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.fixed import Fixed
 from flatmtl.aggregators.random_weights import Random
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchjd import aggregation as torchjd
 
 from flatmtl import _linalg
-from flatmtl.aggregators.base import Context
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.graddrop import GradDrop, sign_purity
 
 MATRICES = json.loads((Path(__file__).parents[2] / "golden" / "aggregators.json").read_text())["matrices"]

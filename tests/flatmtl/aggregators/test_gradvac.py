@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchjd import aggregation as torchjd
 
-from flatmtl.aggregators.base import Context
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.gradvac import GradVac
 from flatmtl.aggregators.pcgrad import PCGrad
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from flatmtl.aggregators.base import Context
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.weightings import DWA
 
 

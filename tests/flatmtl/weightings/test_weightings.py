@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.weightings import DWA, FAMO, GLS, IMTLL, LS, RLW, SI, UW
 
 TASKS = 64

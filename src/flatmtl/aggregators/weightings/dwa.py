@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flatmtl._linalg import floats
-from flatmtl.aggregators.base import Context, LossWeighting
+from flatmtl.aggregators.base import LossWeighting
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.weightings.losses import check_not_negative, checked
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from flatmtl._linalg import floats
-from flatmtl.aggregators.base import Context, LossWeighting, check_positive
+from flatmtl.aggregators.base import LossWeighting
+from flatmtl.aggregators.checks import check_positive
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.weightings.losses import check_known_tasks, check_state_of_tasks, check_tasks, checked
 
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from flatmtl._linalg import floats
-from flatmtl.aggregators.base import Aggregator, Context, present
+from flatmtl.aggregators.base import Aggregator
+from flatmtl.aggregators.context import Context, present
 
 
 def checked(losses: Tensor, context: Context | None) -> tuple[Tensor, tuple[int, ...]]:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, LossWeighting
+from flatmtl.aggregators.base import LossWeighting
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.weightings.losses import checked
 
 

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, Drawing, LossWeighting
+from flatmtl.aggregators.base import Drawing, LossWeighting
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.weightings.losses import checked
 
 

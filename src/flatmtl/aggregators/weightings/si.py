@@ -2,7 +2,9 @@
 
 from torch import Tensor
 
-from flatmtl.aggregators.base import Context, LossWeighting, check_positive
+from flatmtl.aggregators.base import LossWeighting
+from flatmtl.aggregators.checks import check_positive
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.weightings.losses import checked
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flatmtl.aggregators.base import Context, LossWeighting
+from flatmtl.aggregators.base import LossWeighting
+from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.weightings.losses import (
     check_known_tasks,
     check_not_negative,
