@@ -165,7 +165,7 @@ def _load(path: str) -> Callable[..., AnyAggregator]:
     module_name, _, class_name = path.partition(":")
     try:
         module = import_module(module_name)
-    except (ModuleNotFoundError, ValueError) as error:
+    except (ModuleNotFoundError, ValueError, TypeError) as error:
         missing = getattr(error, "name", None)
         if missing is not None and missing != module_name and not module_name.startswith(f"{missing}."):
             raise  # the module is there, but not what it imports
@@ -173,7 +173,9 @@ def _load(path: str) -> Callable[..., AnyAggregator]:
             f"aggregator {path!r}: there is no module {module_name!r}. Expected 'package.module:Class'."
         ) from None
     found = getattr(module, class_name, None)
-    if not callable(found):
+    if found is not None and not callable(found):
+        raise ValueError(f"aggregator {path!r} is {found!r}; expected a class, or a function that makes an aggregator.")
+    if found is None:
         hint = _hint(class_name, vars(module))
         raise ValueError(f"aggregator {path!r}: module {module_name!r} has no class {class_name!r}.{hint}")
     return cast("Callable[..., AnyAggregator]", found)

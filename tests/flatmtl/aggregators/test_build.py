@@ -78,6 +78,18 @@ class TestBuild:
             build(name, **options)
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("math:pi", r"aggregator 'math:pi' is 3\.14.*; expected a class, or a function that makes an aggregator"),
+        (".math:pi", r"there is no module '\.math'\. Expected 'package.module:Class'"),
+    ],
+)
+def test_a_path_that_names_no_class(path, message):
+    with pytest.raises(ValueError, match=message):
+        build(path)
+
+
 @pytest.fixture
 def plug_in(monkeypatch):
     """A module with an aggregator of the user's own."""
