@@ -125,7 +125,7 @@ class TestPlugIns:
             build("my_plug_in:Medain")
 
     def test_what_is_no_class(self, plug_in):
-        with pytest.raises(ValueError, match="module 'my_plug_in' has no class 'number'"):
+        with pytest.raises(ValueError, match="'my_plug_in:number' is 3; expected a class"):
             build("my_plug_in:number")
 
     @pytest.mark.parametrize("module", ["no_such_module", "flatmtl.no_such_module", "no_such_package.inside", ""])
