@@ -286,7 +286,7 @@ def take_turns(
 ) -> tuple[dict[str, list[float]], list[dict[str, Tensor]]]:
     """Return the times of the calls of every solver, and for each problem the weights that each found first.
 
-    A solver's very first call sets things up and does not count, unless it is slow enough to be the only one.
+    A turn is one call for each problem. A solver's very first call sets things up and does not count, unless it is slow enough to be the only one.
     """
     times: dict[str, list[float]] = {by: [] for by in solvers}
     weights: list[dict[str, Tensor]] = [{} for _ in problems]
@@ -304,8 +304,8 @@ def take_turns(
             del weights[0][by]
     going = [by for by in solvers if not times[by]]
     while going:
-        for i in range(len(problems)):
-            for by in going:
+        for by in going:
+            for i in range(len(problems)):
                 if sum(times[by]) < options.most_seconds:
                     call(by, i)
         going = [by for by in going if sum(times[by]) < options.seconds]
