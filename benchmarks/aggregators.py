@@ -286,7 +286,8 @@ def take_turns(
 ) -> tuple[dict[str, list[float]], list[dict[str, Tensor]]]:
     """Return the times of the calls of every solver, and for each problem the weights that each found first.
 
-    A turn is one call for each problem. A solver's very first call sets things up and does not count, unless it is slow enough to be the only one.
+    A turn is one call for each problem. A solver's very first call sets things up and does not count, unless it is
+    slow enough to be the only one.
     """
     times: dict[str, list[float]] = {by: [] for by in solvers}
     weights: list[dict[str, Tensor]] = [{} for _ in problems]
