@@ -82,6 +82,14 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
+def finite_rows(jacobian: Tensor) -> Tensor:
+    """Return for each row whether all its entries are finite, without a second matrix of that size."""
+    if jacobian.shape[1] == 0:
+        return torch.ones(len(jacobian), dtype=torch.bool)
+    least, greatest = jacobian.aminmax(dim=1)
+    return torch.isfinite(least) & torch.isfinite(greatest)
+
+
 def floats(vector: Tensor) -> list[float]:
     """Return the entries of a vector as Python numbers."""
     return cast("list[float]", vector.tolist())

@@ -209,9 +209,9 @@ class FlatMTL:
         at_once: bool = True,
     ) -> Step:
         """Return the step to run; a loss weighting's is on the sum of the losses, ``at_once`` if that can be."""
-        perturbation, asks_all = self.options.perturbation, self._asks_all
+        perturbation, asks_all = self.options.active, self._asks_all
         weighted = isinstance(self.aggregator, LossWeighting)
-        common = perturbation is None or perturbation.is_none or perturbation.local_of(weighted=True) == 0.0
+        common = perturbation is None or perturbation.local_of(weighted=True) == 0.0
         if weighted and at_once and common and len(closures) == 1:
             passes = SummedPasses(closures, parameters, self._buffer(parameters, 1), scaler, asks_all=asks_all)
             return SummedStep(passes, self._branches, self.options)

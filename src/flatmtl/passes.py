@@ -111,17 +111,25 @@ class Passes:
         what ``take`` gets is not weighted.
         """
         J = self.rows.matrix[: len(self.tasks)]
-        w = torch.ones(len(J), dtype=torch.float64, device="cpu") if weights is None else weights
         local = perturbation.local_of(weighted=weights is not None)
         one_for_all = local == 0.0 and (perturbation.norm == "separate" or weights is not None)
-        common = None if local == 1.0 else weighted_sum(J, w if weights is not None and one_for_all else w / len(J))
+        common = None if local == 1.0 else self._common_direction(J, weights, of_sum=one_for_all)
         everyone = list(range(len(J)))
         for group in [everyone] if one_for_all else [[i] for i in everyone]:
-            row = J[group[0]] if weights is None else J[group[0]] * w[group[0]].to(J)
+            row = J[group[0]] if weights is None else J[group[0]] * weights[group[0]].to(J)
             along = row if common is None else torch.lerp(common, row, local)
-            heads = [self._head(self.tasks[i], perturbation.rho_heads, w[i]) for i in group]
+            heads = [
+                self._head(self.tasks[i], perturbation.rho_heads, None if weights is None else weights[i])
+                for i in group
+            ]
             with self._perturbed_weights(perturbation, along, heads):
                 self._perturbed_pass(group, take)
+
+    def _common_direction(self, J: Tensor, weights: Tensor | None, *, of_sum: bool) -> Tensor:
+        """Return the mean of the rows, or the mean or the sum of the weighted rows."""
+        if weights is None:
+            weights, of_sum = torch.ones(len(J), dtype=torch.float64, device="cpu"), False
+        return weighted_sum(J, weights if of_sum else weights / len(J))
 
     def _perturbed_weights(
         self, perturbation: SAM, along: Tensor, heads: Sequence[Part]
@@ -219,10 +227,10 @@ class Passes:
             return None if count == 1 else torch.tensor(1.0 / count, dtype=torch.float64, device="cpu")
         return 1.0 / (self.scale * count)
 
-    def _head(self, task: Task, rho: float, weight: Tensor) -> Part:
+    def _head(self, task: Task, rho: float, weight: Tensor | None = None) -> Part:
         """Return the parameters of a head that the loss reaches, with the gradients of the weighted loss."""
         own = self.parameters.heads[task.name]
-        gradients = task.head if float(weight) == 1.0 else scaled(task.head, weight, self.rows.matrix.dtype)
+        gradients = scaled(task.head, weight, self.rows.matrix.dtype)
         pairs = [(p.detach(), g) for p, g in zip(own, gradients, strict=True) if g is not None]
         return Part([p for p, _ in pairs], [g for _, g in pairs], rho)
 

@@ -31,6 +31,11 @@ class Options:
     flat_scale: FlatScale
     on_nonfinite: OnNonfinite
 
+    @property
+    def active(self) -> SAM | None:
+        """The perturbation, ``None`` for a plain step."""
+        return None if self.perturbation is None or self.perturbation.is_none else self.perturbation
+
 
 class Skipped(Exception):
     """The step ends without an update."""
@@ -100,15 +105,9 @@ class Step:
             raise Skipped
         return False
 
-    @property
-    def perturbation(self) -> SAM | None:
-        """The perturbation, ``None`` for a plain step."""
-        chosen = self.options.perturbation
-        return None if chosen is None or chosen.is_none else chosen
-
     def direction(self) -> Tensor:
         """Return the direction on the shared parameters."""
-        perturbation, combine = self.perturbation, self.options.combine
+        perturbation, combine = self.options.active, self.options.combine
         if perturbation is None:
             return self.aggregate("loss", self.passes.tasks, self.loss_gramian)
         if combine in ("direct", "each"):

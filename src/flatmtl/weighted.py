@@ -33,8 +33,8 @@ class WeightedStep(Step):
     def direction(self) -> Tensor:
         """Return the gradient of the weighted sum on the shared parameters."""
         self.weigh()
-        if self.perturbation is not None:
-            self.passes.perturbed(self.perturbation, self.take_perturbed, self.weights)
+        if self.options.active is not None:
+            self.passes.perturbed(self.options.active, self.take_perturbed, self.weights)
         tasks, rows = self.passes.tasks, self.passes.rows
         for task, weight in zip(tasks, self.weights, strict=True):
             task.head = scaled(task.head, weight, rows.matrix.dtype)
@@ -93,8 +93,7 @@ class SummedPasses(Passes):
 
     def perturbed_sum(self, perturbation: SAM, weights: Tensor) -> list[Tensor]:
         """Take the gradient of the weighted sum at the weights perturbed along the clean one; return the losses."""
-        one = torch.ones((), dtype=torch.float64, device="cpu")
-        heads = [self._head(task, perturbation.rho_heads, one) for task in self.tasks]
+        heads = [self._head(task, perturbation.rho_heads) for task in self.tasks]
         with self._perturbed_weights(perturbation, self.rows.matrix[0], heads):
             losses = self._losses_again(0, [task.name for task in self.tasks])
             self._take(losses, weights)
@@ -148,8 +147,8 @@ class SummedStep(WeightedStep):
 
     def direction(self) -> Tensor:
         """Return the gradient of the sum, at the perturbed weights if there are any."""
-        if self.perturbation is not None:
-            losses = self.sum.perturbed_sum(self.perturbation, self.weights)
+        if self.options.active is not None:
+            losses = self.sum.perturbed_sum(self.options.active, self.weights)
             if not all(map(math.isfinite, losses)):
                 raise TaskByTask
             self.require_finite()

@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from flatmtl._solvers.rows import NOISE, row_norms, unit_rows
+from flatmtl._solvers.rows import NOISE, weights_without_zero_rows
 from flatmtl.aggregators.base import GramianAggregator
 from flatmtl.aggregators.checks import in_float64
 from flatmtl.aggregators.context import Context
@@ -58,14 +58,14 @@ class AlignedMTL(GramianAggregator):
         r"""Return :math:`\frac{\sigma_{\min}}m U \Sigma^{-1} U^\top \mathbf 1`, where :math:`G = U \Sigma^2 U^\top`."""
         G = in_float64(gramian)
         self._say_left_out(G, instead="it has weight 0 and counts in the mean")
-        norms = row_norms(G)
-        rows = norms.nonzero().squeeze(1)
-        w = torch.zeros_like(norms)
-        if len(rows):
-            root = _square_root(unit_rows(G[rows][:, rows], norms[rows])[0]) * norms[rows]
-            _, singular, Ut = cast("tuple[Tensor, Tensor, Tensor]", torch.linalg.svd(root, full_matrices=False))
-            w[rows] = torch.mv(Ut.T, Ut.sum(dim=1) * (singular[-1] / singular)) / len(G)
-        return w.to(gramian)
+        return (weights_without_zero_rows(G, _aligned) / len(G)).to(gramian)
+
+
+def _aligned(U: Tensor, lengths: Tensor) -> Tensor:
+    """Return the weights of the sum of the aligned rows, from the Gramian of the unit rows and the rows' lengths."""
+    root = _square_root(U) * lengths
+    _, singular, Ut = cast("tuple[Tensor, Tensor, Tensor]", torch.linalg.svd(root, full_matrices=False))
+    return torch.mv(Ut.T, Ut.sum(dim=1) * (singular[-1] / singular))
 
 
 def _square_root(unit_gramian: Tensor) -> Tensor:

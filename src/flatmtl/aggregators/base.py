@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flatmtl._linalg import Gramian, floats, gramian, weighted_sum
+from flatmtl._linalg import Gramian, finite_rows, floats, gramian, weighted_sum
 from flatmtl.aggregators.checks import check_jacobian, check_rows, check_weights, on_cpu, times
 from flatmtl.aggregators.context import Context, losses_of
 
@@ -139,7 +139,7 @@ class Drawing(Aggregator):
         seed: of the generator.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -192,10 +192,11 @@ class LossWeighting(Aggregator):
     def __call__(self, jacobian: Tensor, context: Context | None = None) -> Tensor:
         r"""Return the direction :math:`J^\top w` for ``jacobian`` of shape ``(m, n)`` and the losses of ``context``."""
         check_jacobian(jacobian)
-        check_rows(torch.isfinite(jacobian).all(dim=1))
+        jacobian = jacobian.detach()
+        check_rows(finite_rows(jacobian))
         losses = losses_of(self, context, len(jacobian))
         with on_cpu():
-            return weighted_sum(jacobian.detach(), self.weights(losses, context))
+            return weighted_sum(jacobian, self.weights(losses, context))
 
 
 AnyAggregator = Aggregator | Callable[[Tensor], Tensor]

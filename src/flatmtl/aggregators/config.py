@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from flatmtl._solvers.rows import EPS, NOISE, row_norms, unit_rows
+from flatmtl._solvers.rows import EPS, NOISE, weights_without_zero_rows
 from flatmtl.aggregators.base import GramianAggregator
 from flatmtl.aggregators.checks import in_float64
 from flatmtl.aggregators.context import Context
@@ -59,17 +59,11 @@ class ConFIG(GramianAggregator):
         """Return the weights of the direction; see the class."""
         G = in_float64(gramian)
         self._say_left_out(G)
-        norms = row_norms(G)
-        rows = norms.nonzero().squeeze(1)
-        w = torch.zeros_like(norms)
-        if len(rows):
-            lengths = norms[rows]
-            w[rows] = _equal_cosines(unit_rows(G[rows][:, rows], lengths)[0], lengths) / lengths
-        return w.to(gramian)
+        return weights_without_zero_rows(G, _equal_cosines).to(gramian)
 
 
 def _equal_cosines(U: Tensor, lengths: Tensor) -> Tensor:
-    """Return the weights of the unit rows, with Gramian ``U``, in the direction."""
+    """Return the weights of rows of these lengths, the unit rows of which have the Gramian ``U``."""
     eigenvalues, Q = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(U))
     kept = eigenvalues > NOISE * len(U)
     spectrum, basis = eigenvalues[kept], Q[:, kept]
@@ -78,4 +72,4 @@ def _equal_cosines(U: Tensor, lengths: Tensor) -> Tensor:
         return torch.zeros_like(lengths)
     inverse = ones / spectrum
     projections = torch.dot(lengths, torch.mv(basis, ones))  # sum of <g_i, R^+ 1>
-    return torch.mv(basis, inverse) * (projections / torch.dot(ones, inverse))
+    return torch.mv(basis, inverse) * (projections / torch.dot(ones, inverse)) / lengths

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flatmtl._linalg import wide_blocks
+from flatmtl._linalg import finite_rows, wide_blocks
 from flatmtl.aggregators.base import Drawing
 from flatmtl.aggregators.checks import check_jacobian, check_rows
 from flatmtl.aggregators.context import Context, present
@@ -67,7 +67,7 @@ class GradDrop(Drawing):
         """Return the sum of the entries that are kept; see the class."""
         check_jacobian(jacobian)
         jacobian = jacobian.detach()
-        check_rows(_finite(jacobian))
+        check_rows(finite_rows(jacobian))
         leak = self._leak_of_rows(len(jacobian), context).to(jacobian.device)
         d = jacobian.new_empty(jacobian.shape[1])
         for columns, block in wide_blocks(jacobian):
@@ -97,11 +97,3 @@ def sign_purity(rows: Tensor) -> Tensor:
     r"""Return :math:`P` of each column, 1 if all its entries are positive and 0 if all are negative."""
     total, size = rows.sum(dim=0), rows.abs().sum(dim=0)
     return 0.5 + 0.5 * torch.where(size > 0.0, total / size, 0.0)
-
-
-def _finite(jacobian: Tensor) -> Tensor:
-    """Return for each row whether all its entries are finite, without a second matrix of that size."""
-    if jacobian.shape[1] == 0:
-        return torch.ones(len(jacobian), dtype=torch.bool)
-    least, greatest = jacobian.aminmax(dim=1)
-    return torch.isfinite(least) & torch.isfinite(greatest)

@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from flatmtl._solvers.rows import DEPENDENT, EPS, row_norms, unit_rows
+from flatmtl._solvers.rows import DEPENDENT, EPS, weights_without_zero_rows
 from flatmtl.aggregators.base import GramianAggregator
 from flatmtl.aggregators.checks import in_float64
 from flatmtl.aggregators.context import Context
@@ -53,21 +53,15 @@ class IMTLG(GramianAggregator):
         """Return the weights with equal projections; see the class."""
         G = in_float64(gramian)
         self._say_left_out(G)
-        norms = row_norms(G)
-        rows = norms.nonzero().squeeze(1)
-        w = torch.zeros_like(norms)
-        if len(rows):
-            w[rows] = _equal_projections(*unit_rows(G[rows][:, rows], norms[rows]))
-        return w.to(gramian)
+        return weights_without_zero_rows(G, _equal_projections).to(gramian)
 
 
-def _equal_projections(U: Tensor, a: Tensor) -> Tensor:
+def _equal_projections(U: Tensor, lengths: Tensor) -> Tensor:
     r"""Return the shortest :math:`w = a v` with :math:`U v = \lambda \mathbf{1}` and :math:`a^\top v = 1`, or zeros.
 
-    Args:
-        U: Gramian of the unit rows, ``(m, m)``.
-        a: the shortest norm divided by each norm, ``(m,)``.
+    Here ``U`` is the Gramian of the unit rows, and ``a`` the shortest length divided by each.
     """
+    a = lengths.min() / lengths
     L, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(U))
     if not int(failed) and float(L.diagonal().min()) ** 2 > DEPENDENT:  # v is unique up to its length
         v = torch.cholesky_solve(torch.ones_like(a).unsqueeze(1), L).squeeze(1)

@@ -44,9 +44,6 @@ class Random(Drawing, GramianAggregator):
 
     order_dependent = True
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
-
     def weights(self, gramian: Tensor, context: Context | None = None) -> Tensor:
         """Return weights that are positive and sum to 1, new ones at each call."""
         check_finite(gramian)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.flatmtl.matrices import randn
 from torch import Tensor
 from torchjd import aggregation as torchjd
 
@@ -14,10 +15,6 @@ MATRICES = json.loads((Path(__file__).parents[2] / "golden" / "aggregators.json"
 EXACT = [entry for entry in MATRICES if entry["ops"]["aligned_mtl"]["exact"] is not None]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a task gradient is zero")
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def naive(J: Tensor) -> Tensor:

@@ -3,24 +3,14 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.flatmtl.matrices import integer_rows, randn
 from torch import Tensor
 from torchjd import aggregation as torchjd
 
 from flatmtl.aggregators.config import ConFIG
 from flatmtl.aggregators.imtl_g import IMTLG
 
-integer_rows = (
-    st.integers(1, 6)
-    .flatmap(lambda m: st.lists(st.lists(st.integers(-3, 3), min_size=4, max_size=4), min_size=m, max_size=m))
-    .map(lambda rows: torch.tensor(rows, dtype=torch.float64))
-)
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*a task gradient is zero")
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def of_many_lengths(m: int, n: int, seed: int = 0) -> Tensor:

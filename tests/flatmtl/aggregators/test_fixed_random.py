@@ -4,15 +4,11 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
+from tests.flatmtl.matrices import randn
 
 from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.fixed import Fixed
 from flatmtl.aggregators.random_weights import Random
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def of_tasks(*rows: int) -> Context:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.flatmtl.matrices import randn
 from torch import Tensor
 from torchjd import aggregation as torchjd
 
@@ -16,10 +17,6 @@ from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.graddrop import GradDrop, sign_purity
 
 MATRICES = json.loads((Path(__file__).parents[2] / "golden" / "aggregators.json").read_text())["matrices"]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def of_tasks(*rows: int) -> Context:

@@ -5,16 +5,13 @@ import itertools
 
 import pytest
 import torch
+from tests.flatmtl.matrices import randn
 from torch import Tensor
 from torchjd import aggregation as torchjd
 
 from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.gradvac import GradVac
 from flatmtl.aggregators.pcgrad import PCGrad
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def of_tasks(*rows: int) -> Context:

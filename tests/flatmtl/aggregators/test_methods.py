@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.flatmtl.matrices import integer_rows, randn
 from torch import Tensor
 
 from flatmtl.aggregators import IMTLG, MGDA, CAGrad, Context, Mean, PCGrad, Sum
@@ -13,20 +14,10 @@ from flatmtl.aggregators import IMTLG, MGDA, CAGrad, Context, Mean, PCGrad, Sum
 pytestmark = pytest.mark.filterwarnings("ignore:.*a task gradient is zero")
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def assert_close(actual: Tensor, expected: Tensor, size: float, tolerance: float = 1e-12) -> None:
     """Equal up to ``tolerance`` of ``size``."""
     torch.testing.assert_close(actual / size, expected / size, atol=tolerance, rtol=0.0)
 
-
-integer_rows = (
-    st.integers(1, 6)
-    .flatmap(lambda m: st.lists(st.lists(st.integers(-3, 3), min_size=4, max_size=4), min_size=m, max_size=m))
-    .map(lambda rows: torch.tensor(rows, dtype=torch.float64))
-)
 
 many_tasks = pytest.mark.parametrize(("m", "n"), [(1, 3), (2, 5), (3, 2), (5, 8), (10, 4), (40, 64), (64, 30)])
 

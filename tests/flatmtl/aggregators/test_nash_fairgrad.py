@@ -6,16 +6,13 @@ import warnings
 
 import pytest
 import torch
+from tests.flatmtl.matrices import randn
 from torch import Tensor
 
 from flatmtl.aggregators import IMTLG, MGDA, AlignedMTL, CAGrad, ConFIG, Context, FairGrad, NashMTL
 from flatmtl.aggregators import base as aggregators_base
 
 ALPHAS = [0.5, 1.0, 2.0, 5.0]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def in_one_half_space(m: int, n: int, seed: int = 0) -> Tensor:

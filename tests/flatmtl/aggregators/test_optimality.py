@@ -3,34 +3,31 @@
 import numpy as np
 import pytest
 import torch
+from tests.flatmtl.matrices import randn
 from torch import Tensor
 
 from flatmtl.aggregators import MGDA, CAGrad, FairGrad, NashMTL
 
 
-def randn(m: int, n: int, seed: int) -> Tensor:
-    return torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def random(m: int, seed: int) -> Tensor:
-    return randn(m, 2 * m + 3, seed)
+    return randn(m, 2 * m + 3, seed=seed)
 
 
 def conflicting(m: int, seed: int) -> Tensor:
     """Rows that nearly add up to zero."""
-    rows = randn(m, 2 * m + 3, seed)
+    rows = randn(m, 2 * m + 3, seed=seed)
     return rows - 0.95 * rows.mean(dim=0)
 
 
 def badly_scaled(m: int, seed: int) -> Tensor:
     """Rows over eight decades."""
     exponents = 8.0 * torch.rand(m, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) - 4.0
-    return randn(m, 2 * m + 3, seed) * 10.0**exponents
+    return randn(m, 2 * m + 3, seed=seed) * 10.0**exponents
 
 
 def rank_deficient(m: int, seed: int) -> Tensor:
     """More rows than columns, in one half-space, some of them in conflict."""
-    rows = randn(m, max(m // 2, 1), seed)
+    rows = randn(m, max(m // 2, 1), seed=seed)
     return torch.cat([rows, 0.5 + rows[:, :1].abs()], dim=1)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.optimize import nnls
+from tests.flatmtl.matrices import integer_rows, randn
 from torch import Tensor
 from torchjd import aggregation as torchjd
 
@@ -20,16 +20,6 @@ both = pytest.mark.parametrize("aggregator", [UPGrad(), DualProj()], ids=repr)
 many_tasks = pytest.mark.parametrize(
     ("m", "n"), [(1, 3), (2, 5), (3, 2), (3, 9), (5, 8), (10, 4), (12, 30), (40, 64), (64, 30), (64, 100)]
 )
-
-integer_rows = (
-    st.integers(1, 6)
-    .flatmap(lambda m: st.lists(st.lists(st.integers(-3, 3), min_size=4, max_size=4), min_size=m, max_size=m))
-    .map(lambda rows: torch.tensor(rows, dtype=torch.float64))
-)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def conflicting(m: int, n: int, seed: int) -> Tensor:

@@ -3,16 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from tests.flatmtl.matrices import decades, randn
 from torch import Tensor
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def decades(m: int, span: float, seed: int) -> Tensor:
-    """Factors over ``span`` decades, one for each row."""
-    return 10.0 ** (span * torch.rand(m, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
 
 
 def chosen(basis: Tensor, m: int, seed: int) -> Tensor:

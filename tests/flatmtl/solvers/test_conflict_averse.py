@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from scipy import optimize
-from tests.flatmtl.solvers.families import FAMILIES, chosen, every_shape, exactly, randn, signs
+from tests.flatmtl.matrices import randn, scaled_integer_rows
+from tests.flatmtl.solvers.families import FAMILIES, chosen, every_shape, exactly, signs
 from torch import Tensor
 
 from flatmtl._solvers import conflict_averse, quadratic
@@ -163,15 +163,6 @@ def test_an_unfinished_search_raises(monkeypatch):
 
 
 @settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    rows=st.integers(1, 7).flatmap(
-        lambda m: st.lists(st.lists(st.integers(-3, 3), min_size=3, max_size=3), min_size=m, max_size=m)
-    ),
-    powers=st.lists(st.integers(-4, 4), min_size=7, max_size=7),
-)
-def test_conflict_averse_weights_of_any_integers(rows, powers):
-    J = (
-        torch.tensor(rows, dtype=torch.float64)
-        * 10.0 ** torch.tensor(powers[: len(rows)], dtype=torch.float64)[:, None]
-    )
+@given(J=scaled_integer_rows)
+def test_conflict_averse_weights_of_any_integers(J):
     assert_conflict_averse(J, 0.5)

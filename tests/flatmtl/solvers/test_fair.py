@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
+from tests.flatmtl.matrices import decades, randn
 from torch import Tensor
 
 from flatmtl._solvers import fair
@@ -18,15 +19,6 @@ from flatmtl._solvers.fair import fair_weights
 EPS = np.finfo(float).eps
 ALPHAS = (0.5, 1.0, 2.0, 5.0)
 MATRICES = json.loads((Path(__file__).parents[2] / "golden" / "aggregators.json").read_text())["matrices"]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def decades(m: int, span: float, seed: int) -> Tensor:
-    """Factors over ``span`` decades, one for each row."""
-    return 10.0 ** (span * torch.rand(m, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
 
 
 def half_space(m: int, n: int, seed: int, height: float = 0.3) -> Tensor:

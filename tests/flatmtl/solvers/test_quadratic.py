@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import optimize
-from tests.flatmtl.solvers.families import every_family, every_shape, exactly, randn
+from tests.flatmtl.matrices import randn, scaled_integer_rows
+from tests.flatmtl.solvers.families import every_family, every_shape, exactly
 
 from flatmtl._solvers import quadratic
 from flatmtl._solvers.quadratic import cone_weights, min_norm_point
@@ -106,17 +106,8 @@ def test_min_norm_point_of_two_rows_is_also_found_by_the_active_set_method():
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    rows=st.integers(1, 7).flatmap(
-        lambda m: st.lists(st.lists(st.integers(-3, 3), min_size=3, max_size=3), min_size=m, max_size=m)
-    ),
-    powers=st.lists(st.integers(-4, 4), min_size=7, max_size=7),
-)
-def test_min_norm_point_of_any_integers(rows, powers):
-    J = (
-        torch.tensor(rows, dtype=torch.float64)
-        * 10.0 ** torch.tensor(powers[: len(rows)], dtype=torch.float64)[:, None]
-    )
+@given(J=scaled_integer_rows)
+def test_min_norm_point_of_any_integers(J):
     G = J @ J.T
     exact, _, d = exactly(J, min_norm_point(G))
     longest = np.sqrt((exact**2).sum(axis=1)).max()

@@ -40,9 +40,6 @@ class RLW(Drawing, LossWeighting):
 
     order_dependent = True
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
-
     def weights(self, losses: Tensor, context: Context | None = None) -> Tensor:
         """Draw the weights; see the class."""
         L, _ = checked(losses, context)
