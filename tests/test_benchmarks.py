@@ -3,13 +3,14 @@
 import json
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 pytest.importorskip("torchjd")
 pytest.importorskip("scipy")
-from benchmarks import aggregators
+from benchmarks import aggregators, step
 from docs import generate
 
 TASKS = (2, 3)
@@ -92,3 +93,131 @@ class TestAggregators:
         assert len(times["slow"]) == 1
         assert len(times["fast"]) >= 3
         assert [set(found) for found in weights] == [{"slow", "fast"}, {"fast"}, {"fast"}]
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return step.run(step.Options(cases=("mlp_m2",), rounds=3, memory_steps=4))
+
+
+def small(case: str) -> step.Problem:
+    return replace(step.CASES[case], batch=2).problem("cpu")
+
+
+def asked(problem: step.Problem, run: step.Step) -> list[list[str]]:
+    """Return which losses a step asks for, pass by pass."""
+    found, closure = [], problem.closure
+    problem.closure = lambda tasks: found.append(list(tasks)) or closure(tasks)
+    run(problem)
+    return found
+
+
+class TestStep:
+    def test_every_step_is_timed_beside_its_floor(self, steps):
+        (case,) = steps["cases"]
+        assert [(r["by"], r["kind"]) for r in case["times"]] == [(c.by, c.kind) for c in step.CONTENDERS]
+        for record, contender in zip(case["times"], step.CONTENDERS, strict=True):
+            assert len(record["pairs"]) == (3 if contender.every == 1 else 2)
+            assert all(0.0 < seconds < 10.0 for pair in record["pairs"] for seconds in pair)
+            ratios = torch.tensor([own / bare for bare, own in record["pairs"]], dtype=torch.float64)
+            expected = torch.quantile(ratios, torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+            low, high = record["quartiles"]
+            assert [low, record["ratio"], high] == pytest.approx(expected)
+
+    @pytest.mark.parametrize("swapped", [False, True])
+    def test_a_pair_names_the_floor_first_whichever_ran_first(self, swapped):
+        order = []
+        floor, own = (lambda _: order.append("floor") or time.sleep(0.05)), (lambda _: order.append("step"))
+        bare, seconds = step.timed_pair(floor, own, small("mlp_m2"), step.Options(), swapped=swapped)
+        assert order == (["step", "floor"] if swapped else ["floor", "step"])
+        assert bare > seconds
+
+    @pytest.mark.parametrize("case", step.CASES)
+    def test_every_case_has_a_loss_for_each_task(self, case):
+        problem = small(case)
+        losses = problem.closure(problem.tasks)
+        assert len(losses) == step.CASES[case].tasks
+        assert all(loss.isfinite() for loss in losses.values())
+
+    @pytest.mark.parametrize("case", ["lenet", "transformer", "mlp_m10"])
+    def test_the_floor_does_the_passes_of_our_step_and_nothing_else(self, case):
+        for contender in step.CONTENDERS[:3]:
+            floor, problem = step.FLOORS[contender.kind], small(case)
+            before = {name: p.clone() for name, p in problem.model.named_parameters()}
+            passes = asked(problem, floor)
+            assert all(p.grad is None and p.equal(before[name]) for name, p in problem.model.named_parameters())
+            assert passes == asked(small(case), contender.make())
+
+    def test_everybody_does_the_same_step(self):
+        found: dict[str, list] = {"plain": [], "flat": []}
+        for contender in step.CONTENDERS:
+            if contender.by != "flatmtl, ASAM":
+                problem = small("mlp_m2")
+                problem.model.double()
+                problem.x = problem.x.double()
+                contender.make()(problem)
+                found[contender.kind].append([p.grad for p in problem.model.parameters()])
+        assert [len(same) for same in found.values()] == [3, 2]
+        for first, *others in found.values():
+            for other in others:
+                torch.testing.assert_close(other, first, rtol=1e-9, atol=0.0)
+
+    def test_a_peak_counts_what_is_kept_and_what_was_there_for_a_moment(self):
+        kept = []
+        MB = 2**20
+
+        def greedy(problem: step.Problem) -> None:
+            kept.append(torch.empty(MB, dtype=torch.uint8))
+            del problem
+            torch.empty(2 * MB, dtype=torch.uint8)
+
+        assert step.peaks(greedy, small("mlp_m2"), step.Options(memory_steps=3)) == [3 * MB, 4 * MB, 5 * MB]
+
+    def test_memory_does_not_grow_and_the_flat_step_keeps_to_its_goal(self, steps):
+        (case,) = steps["cases"]
+        floors, (plain, *flat), _ = case["memory"][:2], case["memory"][2:5], case["memory"][5:]
+        goal = steps["memory_goal"]
+        most = goal["tolerance"] * (max(plain["peaks"]) + goal["shared_parameters"] * case["shared_bytes"])
+        for record in (*floors, plain, *flat):
+            assert len(record["peaks"]) == 4
+            assert len(set(record["peaks"][1:])) == 1
+        for record in flat:
+            assert floors[1]["peaks"][-1] < max(record["peaks"]) <= most
+
+    def test_a_profile_names_who_allocates_beyond_the_passes(self):
+        lines = step.profiled("mlp_m2", step.Options())
+        heads = [line for line in lines if "allocated beyond the passes" in line]
+        assert [line.split(":")[0] for line in heads] == [f"{c.by} {c.kind}" for c in step.CONTENDERS[:3]]
+        assert any("aten::" in line and "flatmtl/mtl.py" in line for line in lines)
+        assert not any(line.endswith(step.PASSES) for line in lines)
+
+    def test_an_unknown_case_is_refused_before_anything_runs(self, tmp_path):
+        with pytest.raises(ValueError, match="unknown case 'lenett'. Did you mean 'lenet'"):
+            step.main(step.Options(cases=("lenett",), out=tmp_path / "step.json"))
+
+    def test_the_docs_are_made_of_it(self, steps, tmp_path, monkeypatch):
+        (tmp_path / "step.json").write_text(json.dumps(steps))
+        monkeypatch.setattr(generate, "RESULTS", tmp_path)
+        page = tmp_path / "page.md"
+        page.write_text("<!-- step:begin -->\n<!-- step:end -->\n")
+        for made in (
+            generate.Page(page, {"step": generate.step_block}),
+            generate.Figure(tmp_path / "step.svg", "step.json", generate.draw_step),
+        ):
+            assert not made.is_current()
+            made.write()
+            assert made.is_current()
+        text = page.read_text()
+        assert text.count("| MLP, m = 2, batch 256 | ") == 3
+        for contender in step.CONTENDERS:
+            assert f"| {contender.by} |" in text
+
+    @pytest.mark.parametrize(("goal", "says"), [(100.0, "flatmtl, SAM meets it"), (0.5, "flatmtl, SAM misses it")])
+    def test_the_docs_say_which_goal_is_missed(self, steps, goal, says):
+        cases = [{**case, "goal": goal} for case in steps["cases"]]
+        assert says in generate.step_goals_list({**steps, "cases": cases})
+
+    @pytest.mark.parametrize(("copies", "says"), [(2.0, "is met"), (-2.0, "is missed")])
+    def test_the_docs_say_whether_memory_is_within_its_goal(self, steps, copies, says):
+        goal = {**steps["memory_goal"], "shared_parameters": copies}
+        assert says in generate.step_memory_sentence({**steps, "memory_goal": goal})
