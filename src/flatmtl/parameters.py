@@ -1,38 +1,40 @@
 """Who owns which parameter: the trunk that tasks share, or one task's head."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import Parameter
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from flatmtl.closures import Closure
-from flatmtl.world import World
+from flatmtl.graph import check_told_apart, walk
+from flatmtl.world import World, uncompiled
 
 
 class TaskParameters:
     """The shared parameters and each task's own, every parameter with one owner.
 
     The tasks are the keys of ``heads``, in that order. A parameter that is listed twice in one place counts
-    once (tied weights); one that does not require a gradient is left out.
+    once (tied weights); one that does not require a gradient is left out. Parameters of the model that are in no
+    list are left alone: they get neither a perturbation nor a gradient.
 
     Args:
         shared: parameters on which the task gradients are aggregated.
         heads: for each task its own parameters; an empty list for a task that has none.
-        model: gives the parameters their names in messages, and the step its buffers. Without it, buffers
-            are found from the modules that run.
+        model: gives the parameters their names in messages, and the step its buffers; each step checks that it
+            still has these parameters and trains no other. Without it, buffers are found from the modules that run.
 
     Attributes:
         tasks: names of the tasks.
 
     Raises:
-        TypeError: if something other than parameters is listed.
-        ValueError: if a parameter has two owners, no parameter is shared, there is no task, or a parameter is
-            complex.
+        TypeError: if something other than parameters is listed, or for a ``model`` or ``heads`` of another kind.
+        ValueError: if a parameter has two owners, two parameters are on one memory, no parameter is shared, there is
+            no task, or a parameter is complex.
 
     Example:
         >>> import torch
@@ -49,8 +51,12 @@ class TaskParameters:
         heads: Mapping[str, Iterable[Parameter]],
         model: nn.Module | None = None,
     ) -> None:
+        _check_model(model)
         self.model = model
-        self._names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
+        self._found: tuple[nn.Module, ...] | None = None
+        self._names: dict[Tensor, str] = {} if model is None else {p: name for name, p in _named(model)}
+        self._trainable: set[Parameter] = set() if model is None else _trainable(model)
+        _check_heads(heads)
         self.shared = self._own("shared", shared)
         self.heads = {task: self._own(f"the head {task!r}", own) for task, own in heads.items()}
         self.tasks = tuple(self.heads)
@@ -62,6 +68,7 @@ class TaskParameters:
                 "Is the trunk frozen? See split_parameters."
             )
         self._check_owners()
+        self._check_memory()
 
     @property
     def everything(self) -> list[Parameter]:
@@ -70,50 +77,101 @@ class TaskParameters:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices that hold a parameter, each once."""
-        return list(dict.fromkeys(p.device for p in self.everything))
+        """The devices that hold a parameter, frozen ones included, each once."""
+        return list(dict.fromkeys(p.device for p in self._names))
 
     def check_trainable(self) -> None:
-        """Raise if a parameter was frozen since the split was made.
+        """Raise if what is trained is no longer what was split.
 
         Raises:
-            ValueError: naming the parameter.
+            ValueError: naming a parameter that was frozen, unfrozen, added, replaced or removed since.
         """
         for parameter in self.everything:
             if not parameter.requires_grad:
                 raise ValueError(
                     f"{self._name(parameter)} no longer requires a gradient, but did when the parameters were "
-                    "split. Split them again: split_parameters(model, closure, tasks)."
+                    f"split. Split them again: {_CALL}."
+                )
+        if self.model is not None:
+            now = _trainable(self.model)
+            if now != self._trainable:
+                self._check_known(self.model)
+                self._check_present(now)
+
+    def _check_known(self, model: nn.Module) -> None:
+        for name, parameter in _named(model):
+            if not parameter.requires_grad or parameter in self._trainable:
+                continue
+            if parameter in self._names:
+                raise ValueError(
+                    f"parameter {name!r} requires a gradient, but did not when the parameters were split, so nobody "
+                    f"owns it and it would not be trained. Split them again: {_CALL}; or freeze it."
+                )
+            raise ValueError(
+                f"parameter {name!r} came into the model after the parameters were split, so nobody owns it and it "
+                "would not be trained; a module was replaced, or a parameter itself as load_state_dict(assign=True) "
+                f"does. Split them again: {_CALL}; and give the optimizer the new one."
+            )
+
+    def _check_present(self, now: set[Parameter]) -> None:
+        for parameter in self.everything:
+            if parameter in self._trainable and parameter not in now:
+                raise ValueError(
+                    f"{self._name(parameter)} has left the model since the parameters were split. "
+                    f"Split them again: {_CALL}."
                 )
 
     def world(self, modules: Iterable[nn.Module] = ()) -> World:
         """Return random streams and buffers as they are now."""
-        return World(self.model, self.devices, modules)
+        return World(self.model, self.devices, [*modules, *(self._found or ())])
+
+    def find_modules(self, closures: Iterable[Closure]) -> None:
+        """Find the modules that run, if no model holds them and something may be compiled.
+
+        It takes one more pass, before the first step: modules that run for the first time later are not found. Where
+        nothing is compiled they are seen in each step as they run.
+        """
+        if self.model is None and self._found is None and "torch._dynamo" in sys.modules:
+            self._found = World(None, self.devices).modules_of(closures, self.tasks)
 
     def _own(self, owner: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
         listed = _listed(owner, parameters)
         for i, parameter in enumerate(listed):
-            self._names.setdefault(id(parameter), f"{owner} [{i}]")
-            if parameter.is_complex():
+            self._names.setdefault(parameter, f"{owner} [{i}]")
+            if parameter.is_complex() and parameter.requires_grad:
                 raise ValueError(
                     f"{self._name(parameter)} in {owner} is complex; expected real parameters. Keep the real and "
                     "the imaginary part as two real parameters."
                 )
-        return tuple({id(p): p for p in listed if p.requires_grad}.values())
+        return tuple(dict.fromkeys(p for p in listed if p.requires_grad))
 
     def _check_owners(self) -> None:
-        owner: dict[int, str] = {id(p): "shared" for p in self.shared}
+        owner: dict[Tensor, str] = dict.fromkeys(self.shared, "shared")
         for task, head in self.heads.items():
             for parameter in head:
-                other = owner.setdefault(id(parameter), f"the head {task!r}")
+                other = owner.setdefault(parameter, f"the head {task!r}")
                 if other != f"the head {task!r}":
                     raise ValueError(
                         f"{self._name(parameter)} is in {other} and in the head {task!r}. Each parameter needs one "
                         "owner; see split_parameters."
                     )
 
+    def _check_memory(self) -> None:
+        """Raise if two parameters are on one memory: they would overwrite each other's perturbation and step twice."""
+        at: dict[Any, Parameter] = {}
+        for parameter in self.everything:
+            if type(parameter) is Parameter and parameter.data_ptr():
+                place = (parameter.device, parameter.data_ptr(), parameter.shape, parameter.stride())
+                other = at.setdefault(place, parameter)
+                if other is not parameter:
+                    raise ValueError(
+                        f"{self._name(other)} and {self._name(parameter)} are two parameters on one memory; expected "
+                        "tied weights to be one parameter. Assign it itself: decoder.weight = embedding.weight, "
+                        "without nn.Parameter(...) or .data."
+                    )
+
     def _name(self, parameter: Tensor) -> str:
-        return f"parameter {self._names[id(parameter)]!r}"
+        return f"parameter {self._names[parameter]!r}"
 
     def __repr__(self) -> str:
         sizes = {task: sum(p.numel() for p in head) for task, head in self.heads.items()}
@@ -121,12 +179,43 @@ class TaskParameters:
         return f"TaskParameters({sum(p.numel() for p in self.shared):,} shared; {heads})"
 
 
+_CALL = "split_parameters(model, closure, tasks)"
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Parameter]]:
+    """Yield each parameter once with its name in the uncompiled model."""
+    for name, parameter in model.named_parameters():
+        yield name.replace("_orig_mod.", ""), parameter
+
+
+def _trainable(model: nn.Module) -> set[Parameter]:
+    """Return the trainable parameters, in half the time that ``model.parameters()`` takes: every step asks."""
+    own = (module._parameters.values() for module in model.modules())  # pyright: ignore[reportPrivateUsage]
+    return {p for parameters in own for p in parameters if p is not None and p.requires_grad}
+
+
+def _check_model(model: Any) -> None:
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}; expected a module that holds all parameters, e.g. "
+            "nn.ModuleList([encoder, decoder])."
+        )
+
+
+def _check_heads(heads: Any) -> None:
+    if not isinstance(heads, Mapping):
+        raise TypeError(
+            f"heads is a {type(heads).__name__}; expected a mapping from task name to the task's own parameters, "
+            "e.g. {'seg': model.seg.parameters()}."
+        )
+
+
 def _listed(owner: str, parameters: Any) -> list[Parameter]:
-    if isinstance(parameters, (nn.Module, Tensor)):
+    if isinstance(parameters, (nn.Module, Tensor)) or not isinstance(parameters, Iterable):
         raise TypeError(
             f"{owner} is a {type(parameters).__name__}; expected a list of parameters, e.g. model.encoder.parameters()."
         )
-    listed: list[Any] = list(parameters)
+    listed: list[Any] = list(cast("Iterable[Any]", parameters))
     for item in listed:
         if not isinstance(item, Tensor) or not item.is_leaf:
             what = "a tensor that was computed" if isinstance(item, Tensor) else f"a {type(item).__name__}"
@@ -140,9 +229,9 @@ def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -
     """Find from one clean pass which parameters the tasks share and which are a task's own.
 
     A parameter that one task's loss reaches in the autograd graph is in that task's head; one that two or more
-    reach is shared; one that none reaches is left alone. With a single task everything is shared, which makes
-    one task plain SAM. Buffers, random streams and ``.grad`` are left as they were; a compiled model runs
-    uncompiled for this one pass, since a compiled graph shows every parameter to every task.
+    reach is shared; one that none reaches is left alone, which a warning tells. With a single task everything is
+    shared, which makes one task plain SAM. Buffers, random streams and ``.grad`` are left as they were; a compiled
+    model runs uncompiled for this one pass, since a compiled graph shows every parameter to every task.
 
     Args:
         model: holds every parameter to train.
@@ -150,9 +239,13 @@ def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -
         tasks: names of the tasks; their order is the order of the task gradients.
 
     Raises:
-        TypeError: if ``tasks`` is a single string, or as :func:`flatmtl.closures.evaluate` says.
-        ValueError: within several processes, if a task has no loss or shares no parameter with another, or if a
-            parameter outside ``model`` is reached.
+        TypeError: if ``model`` is no module, ``tasks`` is a single string, or as
+            :func:`flatmtl.closures.evaluate` says.
+        ValueError: within several processes, if a task has no loss or shares no parameter with another, if a
+            parameter outside ``model`` is reached, or if the graph does not tell which task reaches what.
+
+    Warns:
+        UserWarning: naming trainable parameters that no loss reaches.
 
     Example:
         >>> import torch
@@ -165,11 +258,12 @@ def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -
         >>> split_parameters(model, closure, ["left", "right"])
         TaskParameters(8 shared; left: 3, right: 3)
     """
+    _check_model(model)
     tasks = _checked_tasks(tasks)
     check_single_process(model)
     world = World(model, {p.device for p in model.parameters()})
     try:
-        with _uncompiled():
+        with uncompiled():
             losses = world.run(closure, tasks)
     finally:
         world.restore()
@@ -180,21 +274,31 @@ def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -
             "Use a batch in which all tasks have labels, or name the parameters yourself: "
             "TaskParameters(shared, heads, model)."
         )
-    reached = {task: _leaves(loss) for task, loss in losses.items()}
+    graphs = {task: walk(task, loss) for task, loss in losses.items()}
+    check_told_apart(graphs)
+    reached = {task: graph.leaves for task, graph in graphs.items()}
     _check_reached(model, reached)
-    return _split(model, reached)
+    parameters = _split(model, reached)
+    _warn_of_unreached(model, parameters)
+    return parameters
 
 
 def check_single_process(model: nn.Module | None) -> None:
-    """Raise if gradients would have to be averaged over processes, which this version does not do.
+    """Raise if gradients would have to be averaged over processes or devices, which this version does not do.
 
     Raises:
-        ValueError: if the model is wrapped for several processes, or several processes train together.
+        ValueError: if the model is wrapped for several processes or devices, or several processes train together.
     """
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
             "the model is wrapped in DistributedDataParallel, whose gradients this version does not average. "
             "Train in one process, with the bare model (model.module) in the closure too."
+        )
+    if isinstance(model, DataParallel) and len(model.device_ids) > 1:
+        raise ValueError(
+            f"the model is wrapped in DataParallel over {len(model.device_ids)} devices, whose random streams this "
+            "version does not repeat in the perturbed passes. Train on one device, with the bare model "
+            "(model.module) in the closure too."
         )
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ValueError(
@@ -203,36 +307,12 @@ def check_single_process(model: nn.Module | None) -> None:
         )
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Return a context in which compiled functions run as they were written, at no cost if nothing was compiled."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
 def _checked_tasks(tasks: Sequence[str]) -> tuple[str, ...]:
     if isinstance(tasks, str):
         raise TypeError(f"tasks is the string {tasks!r}; expected a list of names, e.g. [{tasks!r}].")
     if not tasks or len(set(tasks)) != len(tasks):
         raise ValueError(f"tasks is {list(tasks)}; expected at least one name, each once.")
     return tuple(tasks)
-
-
-def _leaves(loss: Tensor) -> dict[int, Tensor]:
-    """Return the leaf tensors that a loss depends on, by identity."""
-    if loss.grad_fn is None:
-        return {id(loss): loss}
-    leaves: dict[int, Tensor] = {}
-    seen: set[Any] = set()
-    stack: list[Any] = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor) and node.name() == "torch::autograd::AccumulateGrad":
-            leaves[id(leaf)] = leaf
-        stack.extend(parent for parent, _ in node.next_functions if parent is not None)
-    return leaves
 
 
 def _check_reached(model: nn.Module, reached: Mapping[str, Mapping[int, Tensor]]) -> None:
@@ -260,6 +340,21 @@ def _split(model: nn.Module, reached: Mapping[str, Mapping[int, Tensor]]) -> Tas
         if not any(id(p) in leaves for p in shared):
             raise ValueError(
                 f"no gradient of task {task!r} reaches any shared parameter: the tasks are independent. "
-                "Check that the losses come from one forward pass and that nothing is detached."
+                "Check that the losses come from one forward pass and that nothing is detached (activation "
+                "checkpointing detaches with use_reentrant=True: pass False)."
             )
     return TaskParameters(shared, heads, model=model)
+
+
+def _warn_of_unreached(model: nn.Module, parameters: TaskParameters) -> None:
+    owned = set(parameters.everything)
+    names = [name for name, p in _named(model) if p.requires_grad and p not in owned]
+    if names:
+        listed = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        warnings.warn(
+            f"no loss reaches {listed}, so they are left alone. If they should learn, check that their modules run and "
+            "that nothing is detached (activation checkpointing detaches with use_reentrant=True: pass False). "
+            "If not, freeze them: requires_grad_(False).",
+            UserWarning,
+            stacklevel=3,
+        )
