@@ -4,6 +4,7 @@
 ``FIGURES``, at the end: a block of a page between markers, or a figure, from the result file that it is made of.
 """
 
+import ast
 import hashlib
 import json
 import re
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from flatmtl.aggregators import AGGREGATORS
@@ -22,6 +23,8 @@ DOCS = ROOT / "docs"
 PLAIN_COLOUR, FLAT_COLOUR = "#0072b2", "#d55e00"  # distinct in print and for the colour-blind
 SOLVERS = {"flatmtl": ("#0072b2", "-"), "TorchJD": ("#d55e00", "--"), "SciPy": ("#009e73", ":")}
 """Whose aggregators are timed, with colour and line in the figure."""
+STEP_COLOURS = {"plain": ("#0072b2", "#d55e00", "#e69f00"), "flat": ("#0072b2", "#56b4e9", "#d55e00")}
+"""Colours of those whose steps are timed, in their order."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +252,17 @@ def accuracies(row: Mapping[str, Any]) -> list[float]:
     return [100 * run["test"]["accuracy"] for run in row["runs"]]
 
 
+def code_of(example: str, *names: str) -> Callable[[], str]:
+    """Return what makes a block of functions and classes of an example."""
+
+    def block() -> str:
+        text = (ROOT / "examples" / f"{example}.py").read_text(encoding="utf-8")
+        parts = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        return "```python\n" + "\n\n\n".join(str(ast.get_source_segment(text, parts[n])) for n in names) + "\n```"
+
+    return block
+
+
 Cells = Mapping[tuple[str, int, str], Mapping[str, Any]]
 """Records by method, number of tasks and solver."""
 
@@ -327,6 +341,98 @@ def digits(x: float) -> str:
     return f"{x:.0f}" if x >= 10 else f"{x:.2g}"
 
 
+def step_block() -> str:
+    """Return what the docs say of the time and the memory of a step."""
+    result = read("step.json")
+    options, made_with = result["options"], result["environment"]
+    packages = made_with["packages"]
+    threads = f"{options['threads']} thread" + "s" * (options["threads"] > 1)
+    where = made_with["accelerator"] if options["device"] == "cuda" else f"{threads} of {made_with['processor']}"
+    return "\n\n".join(
+        [
+            f"A step's {options['clock']} time over that of the bare passes, median over the pairs (lower to upper "
+            f"quartile), {where}, PyTorch {packages['torch']}, TorchJD {packages['torchjd']}; made by `python "
+            "benchmarks/step.py`. Plain steps:",
+            step_times_table(result, "plain"),
+            "Flat steps:",
+            step_times_table(result, "flat"),
+            step_goals_list(result),
+            "![Time of a step over its bare passes, plain steps and flat ones](step.svg)",
+            "Peak memory beyond model and batch, activations included, in units of the shared parameters (n), once "
+            "everything is set up:",
+            step_memory_table(result),
+            step_memory_sentence(result),
+        ]
+    )
+
+
+def case_name(case: Mapping[str, Any]) -> str:
+    """Return what the docs call a case."""
+    return f"{case['label']}, m = {case['tasks']}, batch {case['batch']}"
+
+
+def step_times_table(result: Mapping[str, Any], kind: str) -> str:
+    """Return a row for each case: the milliseconds of the floor, and everybody's time over it."""
+    rows = []
+    for case in result["cases"]:
+        found = [record for record in case["times"] if record["kind"] == kind]
+        bare = 1000 * median(pair[0] for record in found for pair in record["pairs"])
+        ratios = ["{:.2f} ({:.2f} to {:.2f})".format(record["ratio"], *record["quartiles"]) for record in found]
+        rows.append([case_name(case), digits(bare), *ratios])
+        columns = [record["by"] for record in found]
+    return table([["model", "bare passes, ms", *columns], *rows])
+
+
+def step_goals_list(result: Mapping[str, Any]) -> str:
+    """Return for each goal of the flat step whether it is met."""
+    lines = []
+    for case in result["cases"]:
+        own = [r for r in case["times"] if r["kind"] == "flat" and r["by"].startswith("flatmtl")]
+        if case["goal"] is not None:
+            found = [f"{r['by']} {'meets' if r['ratio'] <= case['goal'] else 'misses'} it" for r in own]
+            lines.append(f"- {case_name(case)}: the goal is at most {case['goal']:g}; {' and '.join(found)}.")
+    return "\n".join(lines)
+
+
+def step_memory_table(result: Mapping[str, Any]) -> str:
+    """Return a row for each case: the size of the shared parameters, and everybody's peak in these units."""
+    columns = [
+        f"bare passes, {record['kind']}" if record["by"] == "floor" else record["by"]
+        for record in result["cases"][0]["memory"]
+    ]
+    rows = [["model", "n, MB", *columns]]
+    for case in result["cases"]:
+        n = case["shared_bytes"]
+        peaks = [f"{later_peak(record) / n:.1f}" for record in case["memory"]]
+        rows.append([case_name(case), digits(n / 1e6), *peaks])
+    return table(rows)
+
+
+def later_peak(record: Mapping[str, Any]) -> int:
+    """Return the peak of all steps but the first."""
+    return max(record["peaks"][1:])
+
+
+def step_memory_sentence(result: Mapping[str, Any]) -> str:
+    """Return how far the flat step's peak is above the plain one's, against its goal, and whether it grows."""
+    goal = result["memory_goal"]
+    beyond, growth, met = [0.0], [0.0], True
+    for case in result["cases"]:
+        n = case["shared_bytes"]
+        plain, *flat = (record for record in case["memory"] if record["by"].startswith("flatmtl"))
+        beyond += [(max(record["peaks"]) - later_peak(plain)) / n for record in flat]
+        growth += [(later_peak(record) - record["peaks"][1]) / n for record in (plain, *flat)]
+        most = goal["tolerance"] * (later_peak(plain) + goal["shared_parameters"] * n)
+        met = met and all(max(record["peaks"]) <= most for record in flat)
+    steps = sorted({len(record["peaks"]) for case in result["cases"] for record in case["memory"]})
+    return (
+        f"A flat step of flatmtl, the first one too, holds at most {max(beyond):.2f} n more than a plain one. The goal "
+        f"of {goal['shared_parameters']:g} n more and {100 * goal['tolerance'] - 100:.0f}% of everything is "
+        f"{'met' if met else 'missed'}. From the second step on its peak grows by {max(growth):.2f} n "
+        f"({' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))} steps were measured)."
+    )
+
+
 def draw_demo(plt: Any, result: dict[str, Any]) -> Any:
     """Draw test accuracy and conflict over the epochs: every seed a thin line, the mean over seeds a thick one."""
     figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.2), layout="constrained")
@@ -379,12 +485,46 @@ def draw_aggregators(plt: Any, result: dict[str, Any]) -> Any:
     return figure
 
 
+def draw_step(plt: Any, result: dict[str, Any]) -> Any:
+    """Draw everybody's time over the floor, a row for each case, with the quartiles: plain steps, then flat ones."""
+    names = [case_name(case) for case in result["cases"]]
+    figure, axes = plt.subplots(1, 2, figsize=(9.0, 0.4 * len(names) + 1.4), layout="constrained", sharey=True)
+    for axis, (kind, colours) in zip(axes, STEP_COLOURS.items(), strict=True):
+        columns = zip(*([r for r in case["times"] if r["kind"] == kind] for case in result["cases"]), strict=True)
+        for i, (records, colour) in enumerate(zip(columns, colours, strict=True)):
+            ratios = [record["ratio"] for record in records]
+            spread = [[abs(record["quartiles"][side] - record["ratio"]) for record in records] for side in (0, 1)]
+            places = [row + 0.2 * (i - 1) for row in range(len(names))]
+            axis.errorbar(ratios, places, xerr=spread, fmt="o", markersize=4, color=colour, label=records[0]["by"])
+        axis.axvline(1.0, color="black", linewidth=0.8)
+        axis.set(title=f"{kind} step", xlabel="time over that of the bare passes")
+        axis.set_yticks(range(len(names)), names)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25, axis="x")
+        axis.legend(frameon=False, fontsize=8)
+    axes[0].invert_yaxis()
+    return figure
+
+
 PAGES = (
     Page(ROOT / "README.md", {"demo": demo_block, "methods": methods_block}),
-    Page(DOCS / "benchmarks.md", {"aggregators": aggregators_block, "flat_scale": flat_scale_block}),
+    Page(
+        DOCS / "benchmarks.md", {"step": step_block, "aggregators": aggregators_block, "flat_scale": flat_scale_block}
+    ),
+    Page(
+        DOCS / "loops.md",
+        {
+            "amp": code_of("amp_loop", "losses", "train_epoch"),
+            "lightning": code_of("lightning_module", "FlatTraining"),
+            "accelerate": code_of("accelerate_loop", "losses", "train_epoch"),
+            "trainer": code_of("hf_trainer", "FlatTrainer"),
+            "timm": code_of("timm_loop", "FlatScaler", "train_epoch"),
+        },
+    ),
 )
 FIGURES = (
     Figure(DOCS / "demo.svg", "demo.json", draw_demo),
+    Figure(DOCS / "step.svg", "step.json", draw_step),
     Figure(DOCS / "aggregators.svg", "aggregators.json", draw_aggregators),
 )
 

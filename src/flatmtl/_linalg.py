@@ -1,16 +1,21 @@
 """Gramians, weighted sums and norms of task gradients, exact at any scale and in any dtype.
 
-Sums of squares of float32 numbers under- and overflow in float32, so everything here accumulates in
-float64, block by block: no float64 copy of a whole Jacobian is ever made.
+Sums of squares of float32 numbers under- and overflow in float32, and long sums lose digits there. So float32 on the
+CPU is summed as it is in short blocks, these in float64, and all of it again with care, every number in float64, if the
+outcome is near what float32 cannot hold. Elsewhere everything is in float64, block by block: no float64 copy of a whole
+Jacobian is ever made, and an accelerator is never waited for.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+SHORT = 1 << 14  # entries whose products float32 sums without losing digits that a gradient has
+SAFE = 1e-30  # sums of squares from this, for each entry, to its inverse lose nothing in float32
 BLOCK_IN_CACHE = 1 << 17  # entries; in float64 they stay in a processor's cache
 BLOCK_ON_DEVICE = 1 << 22  # entries; an accelerator wants fewer, larger pieces
 
@@ -19,7 +24,7 @@ class Gramian(NamedTuple):
     r"""Inner products of rows, :math:`J J^\top = s^2 G`; the factor is apart so that squares stay within float64.
 
     Attributes:
-        G: ``(m, m)`` in float64 on the CPU.
+        G: ``(m, m)`` in float64.
         scale: ``s``, a power of two.
     """
 
@@ -29,6 +34,10 @@ class Gramian(NamedTuple):
     def of(self, rows: Sequence[int]) -> "Gramian":
         """Return the Gramian of some of the rows."""
         return Gramian(self.G[rows][:, rows], self.scale)
+
+    def cpu(self) -> "Gramian":
+        """Return it on the CPU, where problems of size ``m`` are solved."""
+        return Gramian(self.G.cpu(), self.scale)
 
     def products(self) -> Tensor:
         r"""Return :math:`J J^\top`, whose squares may under- or overflow."""
@@ -40,24 +49,35 @@ class Gramian(NamedTuple):
 
 
 def gramian(jacobian: Tensor) -> Gramian:
-    """Return the Gramian of the rows of ``jacobian``.
+    """Return the Gramian of the rows of ``jacobian``, on the same device.
 
     The scale is a power of two near the largest entry of ``J`` for float64 input; it is 1 for narrower dtypes, whose
     squares float64 always holds. A row that is not finite makes its own row and column non-finite and no other.
     """
-    m = jacobian.shape[0]
+    m, n = jacobian.shape
+    if n > SHORT and _is_quick(jacobian):
+        quick = _products_of_short_blocks(jacobian)
+        if all(_is_safe(square, n) for square in floats(quick.diagonal())):
+            return Gramian(quick, 1.0)
     scale = _power_of_two_near(jacobian) if jacobian.dtype == torch.float64 else 1.0
     G = torch.zeros(m, m, dtype=torch.float64, device=jacobian.device)
     for _, block in wide_blocks(jacobian):
         if scale != 1.0:
             block.div_(scale)
         G.addmm_(block, block.T)
-    return Gramian(G.cpu(), scale)
+    return Gramian(G, scale)
 
 
-def weighted_sum(jacobian: Tensor, weights: Tensor) -> Tensor:
-    r"""Return :math:`J^\top w` of shape ``(n,)`` in the dtype of ``J``, summed in float64 and rounded once."""
-    total = jacobian.new_empty(jacobian.shape[1])
+def weighted_sum(
+    jacobian: Tensor, weights: Tensor, *, gramian: Gramian | None = None, out: Tensor | None = None
+) -> Tensor:
+    r"""Return :math:`J^\top w` of shape ``(n,)`` in the dtype of ``J``.
+
+    It is summed in float64 and rounded once; in float32 if the Gramian says that the rows hardly cancel.
+    """
+    total = jacobian.new_empty(jacobian.shape[1]) if out is None else out
+    if jacobian.dtype == torch.float32 and gramian is not None and _hardly_cancel(weights, gramian):
+        return torch.mv(jacobian.T, weights.to(jacobian), out=total)
     weights = weights.to(jacobian.device, torch.float64)
     for columns, block in wide_blocks(jacobian):
         total[columns] = torch.mv(block.T, weights)
@@ -66,20 +86,45 @@ def weighted_sum(jacobian: Tensor, weights: Tensor) -> Tensor:
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:
     """Return the Euclidean norm over all entries of all tensors, a float64 scalar; 0 for no tensors."""
-    parts = [_norm(t) for t in tensors]
-    if not parts:
+    tensors = list(tensors)
+    if not tensors:
         return torch.zeros((), dtype=torch.float64)
-    return _scaled_norm(torch.stack([p.to(parts[0].device) for p in parts]))
+    if any(t.dtype == torch.float64 for t in tensors):
+        parts = [_scaled_norm(t) if t.dtype == torch.float64 else inner(t, t).sqrt() for t in tensors]
+        return parts[0] if len(parts) == 1 else _scaled_norm(torch.stack([p.to(parts[0].device) for p in parts]))
+    squares = [inner(t, t) for t in tensors]  # which float64 always holds
+    return sum((s.to(squares[0].device) for s in squares[1:]), start=squares[0]).sqrt()
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Return the inner product over all entries of two tensors of one shape, a float64 scalar."""
-    total = torch.zeros((), dtype=torch.float64, device=a.device)
     a, b = a.detach().reshape(-1), b.detach().reshape(-1)
+    if len(a) <= SHORT:
+        return torch.dot(a.double(), b.double())
+    if _is_quick(a) and _is_quick(b):
+        pairs = zip(torch.split(a, SHORT), torch.split(b, SHORT), strict=True)
+        quick = torch.stack([torch.dot(x, y) for x, y in pairs])
+        total = quick.sum(dtype=torch.float64)
+        if _is_safe(abs(float(total)), len(a)):
+            return total
+    total = torch.zeros((), dtype=torch.float64, device=a.device)
     size = _entries_per_block(a)
     for start in range(0, len(a), size):
         total += torch.dot(a[start : start + size].double(), b[start : start + size].double())
     return total
+
+
+@torch.no_grad()
+def copy_each(sources: Sequence[Tensor], *, to: Sequence[Tensor]) -> None:
+    """Copy each source to its place."""
+    if to:
+        torch._foreach_copy_(list(to), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which nothing is cast: a caller's autocast is for the closures."""
+    on = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def finite_rows(jacobian: Tensor) -> Tensor:
@@ -93,6 +138,11 @@ def finite_rows(jacobian: Tensor) -> Tensor:
 def floats(vector: Tensor) -> list[float]:
     """Return the entries of a vector as Python numbers."""
     return cast("list[float]", vector.tolist())
+
+
+def fits_float32(number: float) -> bool:
+    """Return whether products with a number lose nothing in float32."""
+    return number == 0.0 or SAFE < abs(number) < 1.0 / SAFE
 
 
 def as_cosines(G: Tensor) -> Tensor:
@@ -111,22 +161,13 @@ def conflict_share(G: Tensor) -> Tensor:
     return (G.triu(1) < 0).sum() / pairs.sum()
 
 
-def _norm(tensor: Tensor) -> Tensor:
-    """Return the norm of one tensor in float64."""
-    if tensor.dtype == torch.float64:
-        return _scaled_norm(tensor)
-    squares = torch.zeros((), dtype=torch.float64, device=tensor.device)
-    for _, block in wide_blocks(tensor.detach().reshape(1, -1)):
-        squares += torch.dot(block[0], block[0])
-    return squares.sqrt()
-
-
 def _scaled_norm(x: Tensor) -> Tensor:
     """Return the norm of a float64 tensor whose squares may under- or overflow."""
     if x.numel() == 0:
         return x.new_zeros(())
-    largest = x.detach().abs().amax()
-    unit = torch.where(largest > 0.0, largest, torch.ones_like(largest))
+    least, greatest = x.detach().aminmax()
+    unit = torch.maximum(-least, greatest)
+    unit = torch.where(unit > 0.0, unit, 1.0)
     return cast("Tensor", torch.linalg.vector_norm(x.detach() / unit)) * unit
 
 
@@ -139,6 +180,36 @@ def wide_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
         columns = slice(start, min(start + width, n))
         block = buffer[:, : columns.stop - start]
         yield columns, block.copy_(matrix[:, columns])
+
+
+def _is_quick(tensor: Tensor) -> bool:
+    """Return whether to try sums in float32: only on the CPU is it slow to convert, and nothing to look at the sum."""
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
+def _is_safe(size: float, n: int) -> bool:
+    """Return whether a sum of ``n`` products of this size lost nothing to the limits of float32."""
+    return n * SAFE <= size <= 1.0 / SAFE
+
+
+def _products_of_short_blocks(jacobian: Tensor) -> Tensor:
+    r"""Return :math:`J J^\top` of a float32 matrix in float64, summed in float32 within short blocks of columns."""
+    count, rest = divmod(jacobian.shape[1], SHORT)
+    last = jacobian[:, -rest:] if rest else jacobian[:, :0]
+    products = (last @ last.T).double()
+    if count:
+        blocks = jacobian[:, : count * SHORT].reshape(len(jacobian), count, SHORT).transpose(0, 1)
+        products += torch.bmm(blocks, blocks.transpose(1, 2)).sum(dim=0, dtype=torch.float64)
+    return products
+
+
+def _hardly_cancel(weights: Tensor, gramian: Gramian) -> bool:
+    """Return whether a weighted sum of float32 rows can be formed in float32, with an error that is relative to it."""
+    terms = [abs(w) * norm for w, norm in zip(floats(weights), floats(gramian.norms()), strict=True)]
+    if not all(map(fits_float32, floats(weights))):
+        return False
+    square = float(weights.double() @ gramian.products() @ weights.double())
+    return 16.0 * math.sqrt(max(square, 0.0)) >= max(terms)
 
 
 def _entries_per_block(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from flatmtl import foreign
-from flatmtl._linalg import Gramian, gramian, norm, weighted_sum
+from flatmtl._linalg import Gramian, gramian, norm, weighted_sum, without_autocast
 from flatmtl.aggregators.base import Aggregator, AnyAggregator, GramianAggregator, LossWeighting
 from flatmtl.aggregators.checks import check_weights, on_cpu
 from flatmtl.aggregators.context import Context
@@ -30,7 +30,11 @@ class Branches:
 
     def __init__(self, aggregator: AnyAggregator, copies: Sequence[Branch]) -> None:
         self._of: dict[str, AnyAggregator] = {"loss": aggregator}
-        self._of.update({branch: copy.deepcopy(aggregator) for branch in copies})
+        for branch in copies:
+            if branch == "pair" and isinstance(aggregator, Aggregator):
+                self._of[branch] = aggregator.for_pairs()
+            else:
+                self._of[branch] = copy.deepcopy(aggregator)
 
     @property
     def aggregator(self) -> AnyAggregator:
@@ -42,14 +46,17 @@ class Branches:
         """How directions scale with the rows; 1 for a function that does not say."""
         return float(getattr(self._of["loss"], "degree", 1.0))
 
-    def aggregate(self, branch: Branch, J: Tensor, G: Gramian | None, context: Context) -> tuple[Tensor, Tensor | None]:
+    def aggregate(
+        self, branch: Branch, J: Tensor, G: Gramian | None, context: Context, *, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the direction of the rows of ``J``, in memory of its own, and the weights if there are any.
 
         Args:
             branch: whose aggregator to use.
             J: rows, ``(m, n)``.
-            G: their Gramian if it is known.
+            G: their Gramian if it is known, on the CPU.
             context: for an aggregator that uses it.
+            out: where to put the direction, ``(n,)``; ``None``: into new memory.
 
         Raises:
             FloatingPointError: if weights or direction are not finite.
@@ -58,12 +65,15 @@ class Branches:
         aggregator = self._of[branch]
         more = (context,) if getattr(aggregator, "uses_context", False) else ()
         if isinstance(aggregator, GramianAggregator):
-            weights = aggregator.weights_of(gramian(J) if G is None else G, *more)
-            return weighted_sum(J, weights), weights
+            known = gramian(J).cpu() if G is None else G
+            weights = aggregator.weights_of(known, *more)
+            return weighted_sum(J, weights, gramian=known, out=out), weights
         version = J._version
-        d: Any = cast("Any", aggregator)(J, *more)
+        with without_autocast(J.device):
+            d: Any = cast("Any", aggregator)(J, *more)
         _check_direction(aggregator, d, J, changed=J._version != version)
-        return d.detach().clone().to(J), None  # the rows, or the aggregator's own memory, may be what it returned
+        place = torch.empty_like(J[0]) if out is None else out
+        return place.copy_(d.detach()), None  # the rows, or the aggregator's own memory, may be what it returned
 
     def parameters(self) -> Iterable[Parameter]:
         """Return the trainable parameters of the aggregator."""

@@ -17,6 +17,7 @@ def evaluate(closure: Closure, tasks: Sequence[str]) -> dict[str, Tensor]:
         TypeError: if the closure returns no mapping, or something other than tensors in it.
         KeyError: if a task asked for is missing.
         ValueError: if a loss is not a real scalar, or has no graph.
+        RuntimeError: if a loss was computed within :func:`torch.inference_mode`.
     """
     call = f"closure({list(tasks)})"
     with torch.enable_grad():
@@ -56,8 +57,14 @@ def _check_loss(task: str, loss: Any) -> None:
             f"the loss of task {task!r} has dtype {loss.dtype}; expected a real floating-point scalar. "
             "Take the real part, or the absolute value."
         )
+    if loss.is_inference():
+        raise RuntimeError(
+            f"the loss of task {task!r} was computed within torch.inference_mode(), where nothing has a graph; "
+            "expected a loss with one. Leave inference mode before the call, and keep it out of the closure."
+        )
     if not loss.requires_grad:
         raise ValueError(
             f"the loss of task {task!r} has no graph, so no parameter can learn from it; expected a loss computed "
-            "from the model's output. For a task without labels in this batch return None."
+            "from the model's output, not a constant, detached or computed within torch.no_grad(). For a task without "
+            "labels in this batch return None."
         )

@@ -1,32 +1,92 @@
 """Task gradients: the rows of the Jacobian in one buffer, each head's gradient beside it, and ``.grad``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, autograd
 from torch.nn import Parameter
 
-from flatmtl._linalg import inner
+from flatmtl._linalg import copy_each, inner, without_autocast
 from flatmtl.parameters import TaskParameters
+
+SMALL = 1 << 18
+"""Up to so many shared parameters one copy of a gradient costs less than to go through it piece by piece."""
+
+SAMPLE = 256
+"""About how many entries of a gradient are looked at to see in what precision it was computed."""
 
 Gradient = list[Tensor | None]
 """One entry for each parameter; ``None`` for a parameter that the loss does not reach."""
 
 
+class GraphNotKept(RuntimeError):
+    """The graph of a loss cannot be kept for a second backward pass; for one it still serves."""
+
+
 def gradient(loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool) -> Gradient:
-    """Return the gradient of a loss on parameters."""
+    """Return the gradient of a loss on parameters.
+
+    Raises:
+        GraphNotKept: if the graph was to be kept and a compiled function in it refuses.
+        RuntimeError: for a graph that is used up, or that holds reentrant checkpointing.
+    """
     try:
-        found = cast(Gradient, autograd.grad(loss, list(parameters), retain_graph=keep_graph, allow_unused=True))
+        with without_autocast(loss.device):  # which backward passes obey, though the graph says what is narrow
+            found = cast(Gradient, autograd.grad(loss, list(parameters), retain_graph=keep_graph, allow_unused=True))
     except RuntimeError as error:
-        if "second time" not in str(error):
-            raise
-        raise RuntimeError(
-            "a loss that the closure returned uses a forward pass from outside this call, whose graph is used up. Run "
-            "the whole forward pass inside the closure, and no .backward(): each call must compute everything anew."
-        ) from error
-    return [None if g is None else g.detach() for g in found]
+        if keep_graph and "donated buffers" in str(error):
+            if not _allow_keeping(loss):
+                raise GraphNotKept from error
+            return gradient(loss, parameters, keep_graph=True)
+        if "second time" in str(error):
+            raise RuntimeError(
+                "a loss that the closure returned uses a forward pass from outside this call, whose graph is used up. "
+                "Run the whole forward pass inside the closure, and no .backward(): each call must compute everything "
+                "anew."
+            ) from error
+        if "use_reentrant=True" in str(error):
+            raise RuntimeError(
+                "the closure uses activation checkpointing with use_reentrant=True, which allows no gradient on chosen "
+                "parameters. Pass use_reentrant=False to torch.utils.checkpoint.checkpoint (in transformers: "
+                "gradient_checkpointing_kwargs={'use_reentrant': False})."
+            ) from error
+        raise
+    return [None if g is None else _dense(g.detach()) for g in found]
+
+
+def _allow_keeping(loss: Tensor) -> bool:
+    """Allow the graph to be kept if its compiled functions do not donate their buffers; return whether that is so.
+
+    A function that was compiled with donated buffers off keeps no list of them, and PyTorch takes this for a refusal
+    when they are on again. To let it pass by switching them off would be wrong for functions that do donate: these
+    overwrite what the next backward pass needs. So the list is set to the empty one that PyTorch itself sets for a
+    function whose first backward pass keeps the graph.
+    """
+    allowed = [
+        metadata
+        for node in _nodes(loss)
+        if (metadata := getattr(getattr(node, "_forward_cls", None), "metadata", None)) is not None
+        and getattr(metadata, "bw_donated_idxs", []) != []
+    ]
+    if not allowed or any(metadata.bw_donated_idxs is not None for metadata in allowed):
+        return False
+    for metadata in allowed:
+        metadata.bw_donated_idxs = []
+    return True
+
+
+def _nodes(loss: Tensor) -> Iterator[Any]:
+    """Iterate over the autograd graph of a loss."""
+    seen: set[Any] = set()
+    stack: list[Any] = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack += [parent for parent, _ in node.next_functions]
+            yield node
 
 
 def add(total: Gradient, more: Gradient) -> Gradient:
@@ -50,11 +110,11 @@ class Rows:
         dtype = torch.float32
         for parameter in shared:
             dtype = torch.promote_types(dtype, parameter.dtype)
-        sizes = [p.numel() for p in shared]
-        self.matrix = torch.empty(count, sum(sizes), dtype=dtype, device=shared[0].device)
         self._kinds = [(p.shape, p.dtype, p.device) for p in shared]
         self._shapes = [p.shape for p in shared]
-        self._sizes = sizes
+        self._sizes = [p.numel() for p in shared]
+        self.matrix = torch.empty(count, sum(self._sizes), dtype=dtype, device=shared[0].device)
+        self._views = [self.unflatten(row) for row in self.matrix]
 
     def fits(self, parameters: TaskParameters, count: int) -> bool:
         """Return whether the buffer was made for parameters such as these and as many rows."""
@@ -62,8 +122,20 @@ class Rows:
         return len(self.matrix) == count and now == self._kinds
 
     @cached_property
+    def direction(self) -> Tensor:
+        """A place of ``n`` entries for the direction of a step; made when it is first needed."""
+        return torch.empty_like(self.matrix[0])
+
+    @cached_property
+    def spare(self) -> Tensor:
+        """Another one; it may be the memory of :attr:`places`."""
+        return torch.empty_like(self.matrix[0])
+
+    @cached_property
     def places(self) -> list[Tensor]:
         """Places to keep the shared parameters while they are perturbed; made when they are first needed."""
+        if all(kind[1:] == (self.matrix.dtype, self.matrix.device) for kind in self._kinds):
+            return self.unflatten(self.spare)
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in self._kinds]
 
     def unflatten(self, vector: Tensor) -> list[Tensor]:
@@ -71,16 +143,26 @@ class Rows:
         parts = torch.split(vector, self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
+    def views(self, i: int) -> list[Tensor]:
+        """Return row ``i`` in the shapes of the shared parameters."""
+        return self._views[i]
+
     def write(self, i: int, part: Gradient) -> None:
         """Set row ``i``, with zeros for parameters that are not reached."""
-        for view, g in zip(self.unflatten(self.matrix[i]), part, strict=True):
-            view.zero_() if g is None else view.copy_(_dense(g))
+        reached = [(view, g) for view, g in zip(self._views[i], part, strict=True) if g is not None]
+        if len(reached) < len(part):
+            self.matrix[i].zero_()
+        copy_each([g for _, g in reached], to=[view for view, _ in reached])
+
+    def sample(self, i: int) -> Tensor:
+        """Return a copy of some entries of row ``i``, evenly spread."""
+        return self.matrix[i, :: -(-self.matrix.shape[1] // SAMPLE)].clone()
 
     def add(self, i: int, part: Gradient) -> None:
         """Add to row ``i``."""
-        for view, g in zip(self.unflatten(self.matrix[i]), part, strict=True):
+        for view, g in zip(self._views[i], part, strict=True):
             if g is not None:
-                view.add_(_dense(g))
+                view.add_(g.to(view.device))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Move the given rows, in increasing order, to the front."""
@@ -90,16 +172,18 @@ class Rows:
 
     def inner(self, i: int, part: Gradient) -> Tensor:
         """Return the inner product of row ``i`` and a gradient, a float64 scalar; finite only if both are."""
-        product = torch.zeros((), dtype=torch.float64, device=self.matrix.device)
-        for view, g in zip(self.unflatten(self.matrix[i]), part, strict=True):
-            if g is not None:
-                product += inner(view, _dense(g).to(view.device))
-        return product
+        pairs = zip(self._views[i], part, strict=True)
+        products = [inner(view, g.to(view.device)) for view, g in pairs if g is not None]
+        return torch.stack(products).sum()
 
-    def subtract_from(self, i: int, part: Gradient) -> None:
-        """Set row ``i`` to the gradient minus the row, in place."""
-        self.matrix[i].neg_()
-        self.add(i, part)
+    def subtract_from(self, i: int, part: Gradient) -> Tensor:
+        """Set row ``i`` to the gradient minus the row, in place; return its inner product with the gradient."""
+        if self.matrix.shape[1] <= SMALL and all(g is not None for g in part):
+            flat = torch.cat([g.to(self.matrix.device).reshape(-1) for g in part if g is not None])
+            return inner(flat, torch.sub(flat, self.matrix[i], out=self.matrix[i]))
+        for view, g in zip(self._views[i], part, strict=True):
+            view.neg_() if g is None else torch.sub(g.to(view.device), view, out=view)
+        return self.inner(i, part)
 
 
 def scaled(part: Gradient, factor: Tensor | None, dtype: torch.dtype) -> Gradient:
@@ -108,13 +192,19 @@ def scaled(part: Gradient, factor: Tensor | None, dtype: torch.dtype) -> Gradien
 
 
 def add_to_grad(parameter: Parameter, value: Tensor) -> None:
-    """Add to ``.grad``, in the parameter's own dtype and strides; a missing one begins as ``value``."""
+    """Add to ``.grad``, in the parameter's own dtype and strides; a missing one begins as ``value``.
+
+    Hooks that were registered to run after the accumulation run.
+    """
     if parameter.grad is None:
         parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(value)
     elif parameter.grad.layout != torch.strided:
-        parameter.grad = parameter.grad.to_dense().add_(value)
+        parameter.grad = parameter.grad.to_dense().add_(value.to(parameter.device))
     else:
-        parameter.grad.add_(value)
+        parameter.grad.add_(value.to(parameter.device))
+    hooks = cast("Mapping[int, Callable[[Parameter], None]] | None", parameter._post_accumulate_grad_hooks)  # pyright: ignore[reportPrivateUsage]
+    for hook in list((hooks or {}).values()):
+        hook(parameter)
 
 
 def _dense(g: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What users hold: an aggregator and a perturbation, with one verb."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from flatmtl.branches import Branch, Branches
 from flatmtl.closures import Closure
 from flatmtl.gradients import Rows
 from flatmtl.parameters import TaskParameters, check_single_process
-from flatmtl.passes import Passes, Replay
+from flatmtl.passes import Learned, Passes, Replay
 from flatmtl.perturbations import SAM
 from flatmtl.stats import StepResult
 from flatmtl.step import Combine, FlatScale, OnNonfinite, Options, Step
@@ -114,8 +115,9 @@ class FlatMTL:
             combine = "direct"  # all are the same for a sum
         self.options = Options(perturbation, combine, flat_scale, on_nonfinite)
         self._branches = Branches(aggregator, _COPIES[combine])
-        self._asks_all = False
+        self._learned = Learned()
         self._busy = False
+        self._said = False
         self._rows: Rows | None = None
         self._last: Replay | None = None
 
@@ -140,8 +142,8 @@ class FlatMTL:
                 gradient is the mean over the closures in which it is present.
             parameters: who owns which parameter.
             scaler: a gradient scaler, whose scale the losses of the closure do not hold. What is added to
-                ``.grad`` is scaled. A gradient that overflows leaves ``.grad`` infinite and everything else as
-                before, so that the scaler skips the step.
+                ``.grad`` is scaled. A gradient that overflows, or a loss for which ``on_nonfinite`` skips the step,
+                leaves ``.grad`` infinite and everything else as before, so that the scaler skips the step.
 
         Returns:
             By-products of the step, such as the losses, the sharpness and the share of conflicts.
@@ -161,10 +163,12 @@ class FlatMTL:
                 "backward was called by a closure of the same FlatMTL; give the closure's own step another."
             )
         self._last = None
+        self._say_if_untrained(parameters)
         restore = self._branches.snapshot()
         step = self._step(closures, parameters, _enabled(scaler))
         self._busy = True
         try:
+            parameters.find_modules(closures)
             try:
                 result = step.run()
             except TaskByTask:
@@ -182,7 +186,6 @@ class FlatMTL:
             restore()
         elif getattr(self.aggregator, "learns_from_step", False):
             self._last = step.passes.replay()
-        self._asks_all = step.passes.asks_all
         return result
 
     def after_step(self, closure: Closure | Sequence[Closure]) -> None:
@@ -209,15 +212,27 @@ class FlatMTL:
         at_once: bool = True,
     ) -> Step:
         """Return the step to run; a loss weighting's is on the sum of the losses, ``at_once`` if that can be."""
-        perturbation, asks_all = self.options.active, self._asks_all
+        perturbation = self.options.active
         weighted = isinstance(self.aggregator, LossWeighting)
         common = perturbation is None or perturbation.local_of(weighted=True) == 0.0
         if weighted and at_once and common and len(closures) == 1:
-            passes = SummedPasses(closures, parameters, self._buffer(parameters, 1), scaler, asks_all=asks_all)
+            passes = SummedPasses(closures, parameters, self._buffer(parameters, 1), scaler, self._learned)
             return SummedStep(passes, self._branches, self.options)
         rows = self._buffer(parameters, len(parameters.tasks))
-        passes = Passes(closures, parameters, rows, scaler, asks_all=asks_all)
+        passes = Passes(closures, parameters, rows, scaler, self._learned)
         return (WeightedStep if weighted else Step)(passes, self._branches, self.options)
+
+    def _say_if_untrained(self, parameters: TaskParameters) -> None:
+        """Warn once if nobody seems to train the parameters of the aggregator."""
+        left = any(p.grad is not None for p in self.parameters())
+        if left and not self._said and all(p.grad is None for p in parameters.everything):
+            self._said = True
+            warnings.warn(
+                f"the parameters of {type(self.aggregator).__name__} still hold the gradient of an earlier step, while "
+                "those of the model were cleared: they are in no optimizer, or not cleared with it. Give the optimizer "
+                "[*model.parameters(), *mtl.parameters()], and call its zero_grad().",
+                stacklevel=3,
+            )
 
     def _buffer(self, parameters: TaskParameters, count: int) -> Rows:
         """Return a buffer of so many rows, that of the last step if it fits."""
@@ -235,7 +250,7 @@ class FlatMTL:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved to resume exactly."""
-        return {"branches": self._branches.state_dict(), "asks_all": self._asks_all}
+        return {"branches": self._branches.state_dict(), "asks_all": self._learned.asks_all}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
@@ -246,7 +261,7 @@ class FlatMTL:
         if set(state) != {"branches", "asks_all"}:
             raise ValueError(f"the state has {sorted(state)}; expected what FlatMTL.state_dict() returns.")
         self._branches.load_state_dict(state["branches"])
-        self._asks_all = bool(state["asks_all"])
+        self._learned.asks_all = bool(state["asks_all"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out of copies what is of one step only, and the buffer that every step can make anew."""

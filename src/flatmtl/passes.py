@@ -1,9 +1,10 @@
 """The two kinds of pass over the data: the clean one, and the perturbed ones that repeat it elsewhere."""
 
 import math
+import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,14 +12,14 @@ from torch.amp.grad_scaler import GradScaler
 
 from flatmtl._linalg import weighted_sum
 from flatmtl.aggregators.context import Context
-from flatmtl.closures import Closure, evaluate
-from flatmtl.gradients import Gradient, Rows, add, gradient, scaled
+from flatmtl.closures import Closure
+from flatmtl.gradients import Gradient, GraphNotKept, Rows, add, gradient, scaled
 from flatmtl.parameters import TaskParameters
-from flatmtl.perturbations import SAM, Part, perturbed
+from flatmtl.perturbations import SAM, Part, ascend, kept
 from flatmtl.world import RandomStreams, World
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
     """What one step knows of one present task.
 
@@ -27,9 +28,13 @@ class Task:
         position: among all tasks.
         closures: numbers of the closures in which it is present.
         reached: numbers of the shared parameters that its loss reaches.
-        loss: clean loss, float64 on the CPU.
+        loss: clean loss, float64.
         head: gradient on the task's own parameters, the clean one until that at the perturbed weights is known.
+        length: norm of its loss gradient on the shared parameters, float64, once it is known.
+        head_length: norm of that on the task's own parameters, likewise.
+        sample: some entries of its loss gradient, in the precision in which they came.
         perturbed_loss: loss at the perturbed weights.
+        sam_head: gradient on the task's own parameters at the perturbed weights.
         intra: inner product of its loss gradient and its flat gradient.
         has_flat: whether it has a finite flat gradient.
     """
@@ -40,9 +45,34 @@ class Task:
     reached: set[int]
     loss: Tensor
     head: Gradient
+    length: Tensor | None = None
+    head_length: Tensor | None = None
+    sample: Tensor | None = None
     perturbed_loss: Tensor | None = None
+    sam_head: Gradient = field(default_factory=list[Tensor | None])
     intra: Tensor | None = None
     has_flat: bool = False
+
+
+Take = Callable[[Task, Tensor, Gradient, Gradient], None]
+"""Gets a task with its loss and its gradients on the shared parameters and on its head, at its perturbed weights."""
+
+
+@dataclass
+class Learned:
+    """What the passes of one step found out that holds for the next ones too.
+
+    Attributes:
+        asks_all: whether a task's own pass must ask for all tasks, since a head draws random numbers.
+        forward_per_task: whether each task needs a forward pass of its own, since the graph that tasks would share
+            serves one backward pass only.
+        unmoved: share of the shared weights kept in half precision that a perturbation did not move; ``None`` as long
+            as there are no such weights.
+    """
+
+    asks_all: bool = False
+    forward_per_task: bool = False
+    unmoved: float | None = None
 
 
 class Passes:
@@ -53,7 +83,7 @@ class Passes:
         parameters: who owns which parameter.
         rows: where the task gradients go.
         scaler: scales the losses, or ``None``.
-        asks_all: whether perturbed passes must ask for all tasks, since a head draws random numbers.
+        learned: what earlier steps found out, and what this one does.
 
     Attributes:
         tasks: the present tasks; task ``i`` has row ``i``.
@@ -66,12 +96,11 @@ class Passes:
         parameters: TaskParameters,
         rows: Rows,
         scaler: GradScaler | None,
-        *,
-        asks_all: bool,
+        learned: Learned,
     ) -> None:
         self.parameters = parameters
         self.rows = rows
-        self.asks_all = asks_all
+        self.learned = learned
         self.tasks: list[Task] = []
         self.scale = None if scaler is None else scaler.scale(torch.ones((), device=rows.matrix.device)).double()
         self._scaler = scaler
@@ -102,28 +131,40 @@ class Passes:
     def perturbed(
         self,
         perturbation: SAM,
-        take: Callable[[int, Tensor, Gradient, Gradient], None],
+        take: Take,
         weights: Tensor | None = None,
     ) -> None:
-        """Call ``take(i, loss, part, head)`` with each task's loss and gradients at its perturbed weights.
+        """Call ``take(task, loss, part, head)`` with each task's loss and gradients at its perturbed weights.
 
-        Row ``i`` may be overwritten by then. With ``weights`` the perturbations are those of the weighted losses;
-        what ``take`` gets is not weighted.
+        The task's row may be overwritten by then, and tasks may be left out by :meth:`keep`. With ``weights`` the
+        perturbations are those of the weighted losses; what ``take`` gets is not weighted.
         """
         J = self.rows.matrix[: len(self.tasks)]
         local = perturbation.local_of(weighted=weights is not None)
         one_for_all = local == 0.0 and (perturbation.norm == "separate" or weights is not None)
         common = None if local == 1.0 else self._common_direction(J, weights, of_sum=one_for_all)
-        everyone = list(range(len(J)))
-        for group in [everyone] if one_for_all else [[i] for i in everyone]:
-            row = J[group[0]] if weights is None else J[group[0]] * weights[group[0]].to(J)
-            along = row if common is None else torch.lerp(common, row, local)
-            heads = [
-                self._head(self.tasks[i], perturbation.rho_heads, None if weights is None else weights[i])
-                for i in group
-            ]
-            with self._perturbed_weights(perturbation, along, heads):
-                self._perturbed_pass(group, take)
+        everyone = list(self.tasks)
+        weight_of = dict.fromkeys(everyone) if weights is None else dict(zip(everyone, weights, strict=True))
+        with kept(self.parameters.shared, self.rows.places):
+            for group in [everyone] if one_for_all else [[task] for task in everyone]:
+                present = [task for task in group if task in self.tasks]
+                if not present:
+                    continue
+                trunk = self._trunk(present[0], perturbation.rho, weight_of[present[0]], common, local)
+                heads = [self._head(task, perturbation.rho_heads, weight_of[task]) for task in present]
+                with self._perturbed_weights(perturbation, trunk, heads):
+                    self._perturbed_pass(present, take)
+
+    def _trunk(self, task: Task, rho: float, weight: Tensor | None, common: Tensor | None, local: float) -> Part:
+        """Return the shared parameters, with the direction along which a task perturbs them."""
+        i = self.tasks.index(task)
+        if common is None and weight is None:
+            return Part(self.parameters.shared, self.rows.views(i), rho, task.length)
+        if common is not None and local == 0.0:
+            return Part(self.parameters.shared, self.rows.unflatten(common), rho)
+        row = self.rows.matrix[i] if weight is None else self.rows.matrix[i] * weight.to(self.rows.matrix)
+        along = row if common is None else torch.lerp(common, row, local)
+        return Part(self.parameters.shared, self.rows.unflatten(along), rho)
 
     def _common_direction(self, J: Tensor, weights: Tensor | None, *, of_sum: bool) -> Tensor:
         """Return the mean of the rows, or the mean or the sum of the weighted rows."""
@@ -131,13 +172,31 @@ class Passes:
             weights, of_sum = torch.ones(len(J), dtype=torch.float64, device="cpu"), False
         return weighted_sum(J, weights if of_sum else weights / len(J))
 
-    def _perturbed_weights(
-        self, perturbation: SAM, along: Tensor, heads: Sequence[Part]
-    ) -> AbstractContextManager[None]:
-        """Return a context in which the trunk is perturbed along a vector, and these heads along their gradients."""
-        trunk = Part(self.parameters.shared, self.rows.unflatten(along), perturbation.rho)
-        places = [self.rows.places, *([torch.empty_like(w) for w in head.weights] for head in heads)]
-        return perturbed(perturbation, [trunk, *heads], places)
+    @contextmanager
+    def _perturbed_weights(self, perturbation: SAM, trunk: Part, heads: Sequence[Part]) -> Generator[None]:
+        """Perturb a trunk, which is kept already, and heads, which are put back after this context."""
+        places = [[torch.empty_like(w) for w in head.weights] for head in heads]
+        with kept([w for head in heads for w in head.weights], [p for place in places for p in place]):
+            ascend(perturbation, [trunk, *heads], [self.rows.places, *places])
+            if self.learned.unmoved is None:
+                self._look_at_half_precision()
+            yield
+
+    def _look_at_half_precision(self) -> None:
+        """Say how many of the perturbed weights did not move, if any are kept in half precision."""
+        pairs = zip(self.parameters.shared, self.rows.places, strict=True)
+        moved = [w.detach() != kept for w, kept in pairs if w.dtype.itemsize < torch.float32.itemsize]
+        if not moved:
+            return
+        share = 1.0 - sum(int(m.sum()) for m in moved) / sum(m.numel() for m in moved)
+        self.learned.unmoved = share
+        if share < 0.01:  # entries without a gradient rest as well
+            return
+        warnings.warn(
+            f"the perturbation is lost on {share:.2%} of the shared weights that are kept in half precision: they are "
+            "too coarse to move by so little. Keep the weights in float32 and run the model under torch.autocast.",
+            stacklevel=2,
+        )
 
     @contextmanager
     def between(self) -> Generator[None]:
@@ -175,24 +234,60 @@ class Passes:
 
     def _clean_pass(self, number: int, closure: Closure, tasks: dict[str, Task]) -> None:
         """Add one closure's losses and gradients to the tasks' records and rows."""
+        if self._ends:
+            self._ends[-1].restore()  # gradients may run forward passes, those of checkpointing for instance
         self._starts.append(self._world())
         losses = self._starts[-1].run(closure, self.parameters.tasks)
         self._ends.append(self._world())
-        last = len(losses) - 1
-        for i, (name, loss) in enumerate(losses.items()):  # no name holds a gradient longer than it is needed
-            self._take_clean(tasks, number, name, loss, *self._gradient(name, loss, last=i == last))
+        for name, loss, last in self._each(number, list(losses), losses):
+            self._take_clean(tasks, number, name, loss, *self._gradient(name, loss, last=last))
+            del loss  # and with it the graph of this task alone; no name holds a gradient longer than it is needed
+
+    def _each(
+        self, number: int, names: Sequence[str], losses: dict[str, Tensor]
+    ) -> Generator[tuple[str, Tensor, bool]]:
+        """Yield each task with its loss in one closure, and whether no other will need the graph.
+
+        Losses that are not known yet are those of one more forward pass, or each of one of its own.
+        """
+        for name in names:
+            if name not in losses:
+                losses = self._losses_again(number, [name] if self.learned.forward_per_task else names)
+            yield name, losses.pop(name), name == names[-1]
+            if self.learned.forward_per_task:
+                losses.clear()  # their graph is used up
 
     def _gradient(self, name: str, loss: Tensor, *, last: bool) -> tuple[Gradient, Gradient]:
         """Return the gradient of a loss on the shared parameters and on its head, scaled by the scaler."""
-        shared = self.parameters.shared
-        both = gradient(self._scaled(loss), [*shared, *self.parameters.heads[name]], keep_graph=not last)
+        shared, loss = self.parameters.shared, self._scaled(loss)
+        inputs = [*shared, *self.parameters.heads[name]]
+        try:
+            both = gradient(loss, inputs, keep_graph=not last and not self.learned.forward_per_task)
+        except GraphNotKept:
+            self._give_each_task_a_forward()
+            both = gradient(loss, inputs, keep_graph=False)
         part, head = both[: len(shared)], both[len(shared) :]
         self._check_reached(name, part)
         return part, head
 
+    def _give_each_task_a_forward(self) -> None:
+        """Run a forward pass for each task from now on, and say what that costs."""
+        self.learned.forward_per_task = True
+        warnings.warn(
+            "a function that was compiled before this call donates its buffers, so its graph serves one task only. "
+            f"From now on each of the {len(self.parameters.tasks)} tasks gets a forward pass of its own; the numbers "
+            "are the same. To share one pass again set torch._functorch.config.donated_buffer = False before anything "
+            "is compiled.",
+            stacklevel=2,
+        )
+
     def _scaled(self, loss: Tensor) -> Tensor:
         """Return the loss times the scaler's scale."""
         return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def _value(self, loss: Tensor) -> Tensor:
+        """Return a loss as a number beside the rows, in float64."""
+        return loss.detach().to(self.rows.matrix.device, torch.float64)
 
     def _check_reached(self, name: str, part: Gradient) -> None:
         """Raise if a loss reaches no shared parameter."""
@@ -207,11 +302,12 @@ class Passes:
         self, tasks: dict[str, Task], number: int, name: str, loss: Tensor, part: Gradient, head: Gradient
     ) -> None:
         """Add one closure's loss and gradient to a task's record and row."""
-        value = loss.detach().double().cpu()
+        value = self._value(loss)
         reached = {j for j, g in enumerate(part) if g is not None}
         if name not in tasks:
             tasks[name] = Task(name, self.parameters.tasks.index(name), [number], reached, value, head)
             self.rows.write(tasks[name].position, part)
+            tasks[name].sample = self.rows.sample(tasks[name].position)
         else:
             task = tasks[name]
             task.closures.append(number)
@@ -224,29 +320,29 @@ class Passes:
         """Return what turns a sum of scaled gradients into a mean of unscaled ones; ``None`` for one."""
         count = len(task.closures)
         if self.scale is None:
-            return None if count == 1 else torch.tensor(1.0 / count, dtype=torch.float64, device="cpu")
+            return (
+                None if count == 1 else torch.full((), 1.0 / count, dtype=torch.float64, device=self.rows.matrix.device)
+            )
         return 1.0 / (self.scale * count)
 
     def _head(self, task: Task, rho: float, weight: Tensor | None = None) -> Part:
         """Return the parameters of a head that the loss reaches, with the gradients of the weighted loss."""
         own = self.parameters.heads[task.name]
         gradients = scaled(task.head, weight, self.rows.matrix.dtype)
-        pairs = [(p.detach(), g) for p, g in zip(own, gradients, strict=True) if g is not None]
-        return Part([p for p, _ in pairs], [g for _, g in pairs], rho)
+        pairs = [(p, g) for p, g in zip(own, gradients, strict=True) if g is not None]
+        length = task.head_length if weight is None else None
+        return Part([p for p, _ in pairs], [g for _, g in pairs], rho, length)
 
-    def _perturbed_pass(self, group: Sequence[int], take: Callable[[int, Tensor, Gradient, Gradient], None]) -> None:
-        sums: dict[int, tuple[Tensor, Gradient, Gradient]] = {}
+    def _perturbed_pass(self, group: Sequence[Task], take: Take) -> None:
+        sums: dict[Task, tuple[Tensor, Gradient, Gradient]] = {}
         for number in range(len(self._closures)):
-            asked = [i for i in group if number in self.tasks[i].closures]
-            losses = self._losses_again(number, [self.tasks[i].name for i in asked]) if asked else {}
-            for i in asked:
-                task = self.tasks[i]
-                loss = losses[task.name]
-                both = self._gradient(task.name, loss, last=i == asked[-1])
-                sums[i] = _sum(sums.get(i), loss.detach().double().cpu(), *both)
-                del both
+            asked = {task.name: task for task in group if number in task.closures}
+            for name, loss, last in self._each(number, list(asked), {}):
+                task, value = asked[name], self._value(loss)
+                sums[task] = _sum(sums.get(task), value, *self._gradient(name, loss, last=last))
+                del loss
                 if number == task.closures[-1]:
-                    take(i, *self._mean(task, *sums.pop(i)))
+                    take(task, *self._mean(task, *sums.pop(task)))
 
     def _mean(self, task: Task, loss: Tensor, part: Gradient, head: Gradient) -> tuple[Tensor, Gradient, Gradient]:
         """Return means over closures of unscaled losses and gradients, from sums of scaled ones."""
@@ -260,14 +356,12 @@ class Passes:
         end. Then all tasks are asked for, now and from now on.
         """
         start, closure = self._starts[number], self._closures[number]
-        if not self.asks_all:
-            start.restore()
-            losses = evaluate(closure, names)
+        if not self.learned.asks_all:
+            losses = start.run_again(closure, names)
             if self._ends[number].streams.stand_still():
                 return _complete(losses, names)
-            self.asks_all = True
-        start.restore()
-        return _complete(evaluate(closure, self.parameters.tasks), names)
+            self.learned.asks_all = True
+        return _complete(start.run_again(closure, self.parameters.tasks), names)
 
 
 class Replay:
@@ -298,8 +392,7 @@ class Replay:
         now = self._parameters.world(module for start in self._starts for module in start.buffers.modules)
         try:
             for start, closure in zip(self._starts, closures, strict=True):
-                start.restore()
-                for name, loss in evaluate(closure, self._parameters.tasks).items():
+                for name, loss in start.run_again(closure, self._parameters.tasks).items():
                     sums.setdefault(name, []).append(loss.detach().double().cpu())
         finally:
             now.restore()
@@ -320,7 +413,7 @@ def _complete(losses: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tens
     for name in names:
         if name not in losses:
             raise ValueError(
-                f"the closure returned a loss of task {name!r} in the clean pass and None in the perturbed one; "
+                f"the closure returned a loss of task {name!r} in the clean pass and None when it was called again; "
                 "expected the same tasks. Decide from the batch alone which tasks have labels."
             )
     return losses

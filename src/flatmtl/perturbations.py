@@ -3,21 +3,31 @@
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flatmtl._linalg import copy_each, fits_float32
 from flatmtl._linalg import norm as euclidean_norm
 from flatmtl._options import check_known
 
 
 class Part(NamedTuple):
-    """Weights that are perturbed together, the trunk or one head, with the gradients to ascend along."""
+    """Weights that are perturbed together, the trunk or one head.
+
+    Attributes:
+        weights: the weights.
+        gradients: for each the gradient to ascend along.
+        rho: how far.
+        length: norm over all gradients, a float64 scalar, if it is known.
+    """
 
     weights: Sequence[Tensor]
     gradients: Sequence[Tensor]
     rho: float
+    length: Tensor | None = None
 
 
 class SAM:
@@ -70,13 +80,31 @@ class SAM:
         local: float | None = None,
         scope: Literal["global", "rank"] = "global",
     ) -> None:
-        self.rho = _radius("rho", rho)
-        self.rho_heads = self.rho if rho_heads is None else _radius("rho_heads", rho_heads)
+        self.rho = rho
+        self.rho_heads = rho if rho_heads is None else rho_heads
         check_known("norm", norm, ("separate", "joint"))
         self.norm = norm
         self.local = None if local is None else _share("local", local)
         check_known("scope", scope, ("global", "rank"))
         self.scope = scope
+
+    @property
+    def rho(self) -> float:
+        """Radius for the shared parameters; a new one holds from the next step on."""
+        return self._rho
+
+    @rho.setter
+    def rho(self, value: float) -> None:
+        self._rho = _radius("rho", value)
+
+    @property
+    def rho_heads(self) -> float:
+        """Radius for each head; a new one holds from the next step on."""
+        return self._rho_heads
+
+    @rho_heads.setter
+    def rho_heads(self, value: float) -> None:
+        self._rho_heads = _radius("rho_heads", value)
 
     @property
     def is_none(self) -> bool:
@@ -94,36 +122,37 @@ class SAM:
         del weight
         return False
 
+    @torch.no_grad()
     def ascend(self, parts: Sequence[Part], kept: Sequence[Sequence[Tensor]]) -> None:
-        r"""Move the weights of every part in place by :math:`\rho T^2 g / \lVert T g \rVert`.
+        r"""Set the weights of every part to the kept ones moved by :math:`\rho T^2 g / \lVert T g \rVert`.
 
-        ``T`` is 1, or :math:`|\theta|` where :meth:`is_adaptive`; ``kept`` holds copies of the weights. The
-        weights themselves serve as the place to form the step, so nothing of their size is allocated (but in
+        ``T`` is 1, or :math:`|\theta|` where :meth:`is_adaptive`; ``kept`` holds copies of the unperturbed weights.
+        The weights themselves serve as the place to form the step, so nothing of their size is allocated (but in
         half precision, where a step would be rounded away).
         """
-        steps = [
-            [self._scaled(w, w0, g) for w, w0, g in zip(part.weights, copies, part.gradients, strict=True)]
-            for part, copies in zip(parts, kept, strict=True)
-        ]
-        norms = [euclidean_norm(step) for step in steps]
+        places = [[_place_of(w) for w in part.weights] for part in parts]
+        lengths = [self._length(*of_part) for of_part in zip(parts, kept, places, strict=True)]
         if self.norm == "joint":
-            norms = [euclidean_norm(norms)] * len(norms)
-        for part, copies, step, length in zip(parts, kept, steps, norms, strict=True):
-            root = torch.where(length > 0, part.rho / length, 0.0).sqrt()  # the factor itself may leave float32
-            for w, w0, s in zip(part.weights, copies, step, strict=True):
-                s.mul_(root.to(s.device)).mul_(root.to(s.device))
+            lengths = [euclidean_norm(lengths)] * len(lengths)
+        for part, copies, own, length in zip(parts, kept, places, lengths, strict=True):
+            factor = torch.where(length > 0, part.rho / length, 0.0)
+            for w, w0, g, place in zip(part.weights, copies, part.gradients, own, strict=True):
                 if self.is_adaptive(w):
-                    s.mul_(w0)
-                s.add_(w0)
-                if s is not w:
-                    w.copy_(s)
+                    _add_multiple(w0.to(place), place, factor, times=w0.to(place), out=place)
+                else:
+                    _add_multiple(w0.to(place), g.to(place), factor, out=place)
+                if place is not w:
+                    w.copy_(place)
 
-    def _scaled(self, weight: Tensor, kept: Tensor, gradient: Tensor) -> Tensor:
-        """Return ``T g`` up to signs in float32 or better, in the weight's own memory if that is as wide."""
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        place = weight if weight.dtype == wide else torch.empty_like(weight, dtype=wide)
-        place.copy_(gradient)
-        return place.mul_(kept) if self.is_adaptive(weight) else place
+    def _length(self, part: Part, kept: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+        """Return the norm of ``T g``; in the places of weights that are adaptive, ``T g`` up to signs stands then."""
+        adaptive = [self.is_adaptive(w) for w in part.weights]
+        if part.length is not None and not any(adaptive):
+            return part.length
+        for w0, g, place, yes in zip(kept, part.gradients, places, adaptive, strict=True):
+            if yes:
+                torch.mul(g.to(place), w0, out=place)
+        return euclidean_norm(p if yes else g for p, g, yes in zip(places, part.gradients, adaptive, strict=True))
 
     def __repr__(self) -> str:
         defaults = {
@@ -133,7 +162,9 @@ class SAM:
             "scope": "global",
             "adapt": "all",
         }
-        options = [f"{k}={v!r}" for k, v in vars(self).items() if k not in defaults or v != defaults[k]]
+        names = [name for name in signature(type(self)).parameters if hasattr(self, name)]
+        values = {name: getattr(self, name) for name in names}
+        options = [f"{k}={v!r}" for k, v in values.items() if k not in defaults or v != defaults[k]]
         return f"{type(self).__name__}({', '.join(options)})"
 
 
@@ -184,6 +215,26 @@ class ASAM(SAM):
         return self.adapt == "all" or weight.ndim > 1
 
 
+def _add_multiple(a: Tensor, b: Tensor, factor: Tensor, *, times: Tensor | None = None, out: Tensor) -> None:
+    """Put ``a + factor * b * times`` into ``out``, which may be ``b``, though the factor itself may leave float32."""
+    if factor.device.type == "cpu" and fits_float32(float(factor)):
+        step = b if times is None else torch.mul(b, times, out=out)
+        torch.add(a, step, alpha=float(factor), out=out)
+        return
+    root = factor.sqrt().to(out)
+    torch.mul(b, root, out=out)
+    if times is None:
+        torch.addcmul(a, out, root, out=out)
+    else:
+        torch.addcmul(a, out.mul_(root), times, out=out)
+
+
+def _place_of(weight: Tensor) -> Tensor:
+    """Return where to form the step on a weight: its own memory if that is as wide as float32."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return weight if weight.dtype == wide else torch.empty_like(weight, dtype=wide)
+
+
 @contextmanager
 def perturbed(perturbation: SAM, parts: Sequence[Part], places: Sequence[Sequence[Tensor]]) -> Generator[None]:
     """Perturb the weights within this context and put them back bit for bit after it, whatever happens in it.
@@ -193,34 +244,35 @@ def perturbed(perturbation: SAM, parts: Sequence[Part], places: Sequence[Sequenc
         parts: weights with the gradients to ascend along.
         places: for each part, tensors like its weights in which the weights are kept meanwhile.
     """
-    weights = [w for part in parts for w in part.weights]
-    kept = [p for place in places for p in place]
-    with torch.no_grad():
-        _copy(weights, to=kept)
+    with kept([w for part in parts for w in part.weights], [p for place in places for p in place]):
+        ascend(perturbation, parts, places)
+        yield
+
+
+def ascend(perturbation: SAM, parts: Sequence[Part], places: Sequence[Sequence[Tensor]]) -> None:
+    """Perturb the weights of :func:`kept`, which may be perturbed otherwise already."""
+    perturbation.ascend(parts, places)
+    torch.clear_autocast_cache()  # it may hold casts of other weights
+
+
+@contextmanager
+def kept(weights: Sequence[Tensor], places: Sequence[Tensor]) -> Generator[None]:
+    """Keep weights in places of their kind, and put them back bit for bit in the end, whatever happens meanwhile."""
+    copy_each(weights, to=places)
     try:
-        with torch.no_grad():
-            perturbation.ascend(parts, places)
-        torch.clear_autocast_cache()  # it may hold casts of the unperturbed weights
         yield
     finally:
-        _put_back(kept, weights)
+        _put_back(places, weights)
         torch.clear_autocast_cache()
 
 
-def _put_back(kept: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+def _put_back(places: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
     """Put weights back, all of them also if a signal such as Ctrl-C comes meanwhile."""
     try:
-        with torch.no_grad():
-            _copy(kept, to=weights)
+        copy_each(places, to=weights)
     except BaseException:
-        with torch.no_grad():
-            _copy(kept, to=weights)
+        copy_each(places, to=weights)
         raise
-
-
-def _copy(source: Sequence[Tensor], *, to: Sequence[Tensor]) -> None:
-    for place, tensor in zip(to, source, strict=True):
-        place.copy_(tensor)
 
 
 def _radius(name: str, value: float) -> float:

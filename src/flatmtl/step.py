@@ -16,6 +16,7 @@ from flatmtl.gradients import Gradient, add_to_grad
 from flatmtl.passes import Passes, Task
 from flatmtl.perturbations import SAM
 from flatmtl.stats import StepResult
+from flatmtl.transfer import Transfer
 
 Combine = Literal["individual", "direct", "second", "each"]
 FlatScale = Literal["linear", "raw"]
@@ -43,41 +44,72 @@ class Skipped(Exception):
 
 @dataclass
 class Step:
-    """One step, followed line by line: the clean pass, the perturbed passes, the combination, then ``.grad``."""
+    """One step, followed line by line: the clean pass, the perturbed passes, the combination, then ``.grad``.
+
+    What the host must know comes in one transfer after the clean pass and one after the perturbed passes. Where the
+    device works by itself, the first is waited for only when task 1's perturbed pass has been given to it.
+    """
 
     passes: Passes
     branches: Branches
     options: Options
     dropped: list[str] = field(default_factory=list[str])
-    overflow: bool = False
     found: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     loss_gramian: Gramian | None = None
+    loss_direction: Tensor | None = None
+    _coming: Transfer | None = None
 
     def run(self) -> StepResult:
         """Return the result of the step, after adding to ``.grad``."""
         try:
             self.passes.clean()
-            self.check_clean()
             if not self.passes.tasks:
                 return self.result(skipped=True)
+            self.look()
             direction = self.direction()
         except Skipped:
             self.passes.roll_back()
-            if self.overflow:
+            if self.passes.scale is not None:
                 self.write_overflow()
             return self.result(skipped=True)
         self.passes.finish()
         self.write(direction)
         return self.result()
 
-    def check_clean(self) -> None:
-        """Form the Gramian of the loss gradients, and act on tasks that are not finite."""
+    def look(self) -> None:
+        """Form the Gramian of the loss gradients, and let the host know of it."""
         tasks = self.passes.tasks
         gramian = self.gramian(len(tasks))
-        sizes = [gramian.G[i, i] + size(task.head) for i, task in enumerate(tasks)]
-        finite = [self.is_finite(task, "loss", task.loss, size) for task, size in zip(tasks, sizes, strict=True)]
-        self.loss_gramian = gramian.of(self.leave_out(finite))
+        for task, length in zip(tasks, gramian.norms(), strict=True):
+            task.length, task.head_length = length, size(task.head)
+        sizes = [task.head_length for task in tasks if task.head_length is not None]
+        self._coming = Transfer([gramian.G, torch.stack([task.loss for task in tasks]), *sizes])
+        self.loss_gramian = gramian
+        if self._coming.is_here:
+            self.settle()
+
+    def settle(self) -> None:
+        """Act on tasks that are not finite, and aggregate the loss gradients where they are aggregated apart."""
+        if self._coming is None:
+            return
+        tasks = self.passes.tasks
+        G, losses, *sizes = self._coming.wait()
+        self._coming = None
+        finite: list[bool] = []
+        for task, loss, length in zip(tasks, losses, floats(G.diagonal() + torch.stack(sizes)), strict=True):
+            task.loss = loss
+            finite.append(self.is_finite(task, "loss", float(loss), length))
+        assert self.loss_gramian is not None
+        self.loss_gramian = Gramian(G, self.loss_gramian.scale).of(self.leave_out(finite))
         self.found["gramian_loss"] = self.loss_gramian.products()
+        if self.options.active is None or self.options.combine in ("individual", "second"):
+            self.aggregate_losses()
+
+    def aggregate_losses(self) -> None:
+        """Aggregate the loss gradients."""
+        self.loss_direction = self.aggregate(
+            "loss", self.passes.tasks, self.loss_gramian, out=self.passes.rows.direction
+        )
 
     def leave_out(self, finite: Sequence[bool]) -> list[int]:
         """Leave out the present tasks that are not finite; return which of them stay."""
@@ -87,15 +119,14 @@ class Step:
             raise Skipped
         return good
 
-    def is_finite(self, task: Task, kind: str, loss: Tensor, size: Tensor) -> bool:
+    def is_finite(self, task: Task, kind: str, loss: float, size: float) -> bool:
         """Return whether loss and gradient are finite; if not, note it and drop the task or end the step."""
         if math.isfinite(loss) and math.isfinite(size):
             return True
         if self.passes.scale is not None and math.isfinite(loss):
-            self.overflow = True  # the scaler's business: it lowers the scale and skips the step
-            raise Skipped
+            raise Skipped  # the scaler's business: it lowers the scale and skips the step
         if self.options.on_nonfinite == "raise":
-            value = f"is {loss.item():g}" + (", but its gradient is not finite" if math.isfinite(loss) else "")
+            value = f"is {loss:g}" + (", but its gradient is not finite" if math.isfinite(loss) else "")
             raise FloatingPointError(
                 f"the {kind} of task {task.name!r} {value}; expected finite numbers. To leave such a task out of "
                 "the step pass on_nonfinite='drop_task', to leave out the step on_nonfinite='skip_step'."
@@ -108,56 +139,83 @@ class Step:
     def direction(self) -> Tensor:
         """Return the direction on the shared parameters."""
         perturbation, combine = self.options.active, self.options.combine
-        if perturbation is None:
-            return self.aggregate("loss", self.passes.tasks, self.loss_gramian)
-        if combine in ("direct", "each"):
-            self.passes.perturbed(perturbation, self.take_perturbed)
-            return self.aggregate("loss", self.passes.tasks)
-        d_loss = self.aggregate("loss", self.passes.tasks, self.loss_gramian)
-        self.passes.perturbed(perturbation, self.take_perturbed)
-        d_flat = self.flat_direction()
+        if perturbation is None or combine in ("direct", "each") or perturbation.local_of(weighted=False) < 1.0:
+            self.settle()
+        if perturbation is not None and combine in ("direct", "each"):
+            self.passes.perturbed(perturbation, self.take_sam_gradient)
+            return self.aggregate("loss", self.passes.tasks, out=self.passes.rows.direction)
+        d_flat = None
+        if perturbation is not None:
+            self.passes.perturbed(perturbation, self.take_flat_gradient)
+            d_flat = self.flat_direction()
+        assert self.loss_direction is not None
         if d_flat is None:
-            return d_loss
-        return self.pair(d_loss, d_flat) if combine == "second" else d_loss.add_(d_flat)
+            return self.loss_direction
+        return self.pair(self.loss_direction, d_flat) if combine == "second" else self.loss_direction.add_(d_flat)
 
-    def take_perturbed(self, i: int, loss: Tensor, part: Gradient, head: Gradient) -> None:
-        """Put task ``i``'s flat gradient, or what ``combine`` makes of it, into its row."""
-        task, rows = self.passes.tasks[i], self.passes.rows
-        task.perturbed_loss = loss
-        task.intra = rows.inner(i, part).cpu() - self.found["gramian_loss"][i, i]
-        if not self.is_finite(task, "perturbed loss", loss, task.intra + size(head)):
+    def take_flat_gradient(self, task: Task, loss: Tensor, part: Gradient, head: Gradient) -> None:
+        """Put the flat gradient of a task into its row; :meth:`flat_direction` looks whether it is finite."""
+        self.settle()
+        if task in self.passes.tasks:
+            task.perturbed_loss, task.sam_head = loss, head
+            task.intra = self.passes.rows.subtract_from(self.passes.tasks.index(task), part)
+
+    def take_sam_gradient(self, task: Task, loss: Tensor, part: Gradient, head: Gradient) -> None:
+        """Put the SAM gradient of a task, or the direction of its loss and flat gradient, into its row."""
+        rows, i = self.passes.rows, self.passes.tasks.index(task)
+        task.perturbed_loss, product, length = Transfer([loss, rows.inner(i, part), size(head)]).wait()
+        task.intra = product - self.found["gramian_loss"][i, i]
+        if not self.is_finite(task, "perturbed loss", float(task.perturbed_loss), float(product + length)):
             return  # the row and the head's gradient stay the clean ones
         task.has_flat, task.head = True, head
         if self.options.combine == "direct":
             rows.write(i, part)
-        elif self.options.combine == "each":
+        else:
             g = rows.matrix[i].clone()
             rows.subtract_from(i, part)
             rows.matrix[i].copy_(self.pair(g, rows.matrix[i]))
-        else:
-            rows.subtract_from(i, part)
 
     def flat_direction(self) -> Tensor | None:
         """Return the direction of the flat gradients; ``None`` if there is none."""
-        some = [i for i, task in enumerate(self.passes.tasks) if task.has_flat]
+        tasks, rows = self.passes.tasks, self.passes.rows
+        gramian = self.settle_flat(self.gramian(len(tasks)))
+        some = [i for i, task in enumerate(tasks) if task.has_flat]
         if not some:
             return None
-        self.passes.rows.keep(some)
-        tasks = [self.passes.tasks[i] for i in some]
-        gramian = self.gramian(len(some))
+        rows.keep(some)
+        gramian, tasks = gramian.of(some), [tasks[i] for i in some]
         self.found["gramian_flat"] = self.over_all_tasks(gramian.products(), tasks)
-        d = self.aggregate("flat", tasks, gramian)
+        d = self.aggregate("flat", tasks, gramian, out=rows.spare)
         if self.options.combine == "individual" and self.options.flat_scale == "linear":
             assert self.loss_gramian is not None
             d.mul_(_damping(self.loss_gramian.of(some).norms(), gramian.norms(), self.branches.degree))
             self.branches.limit(d)
         return d
 
-    def aggregate(self, branch: Branch, tasks: Sequence[Task], G: Gramian | None = None) -> Tensor:
+    def settle_flat(self, gramian: Gramian) -> Gramian:
+        """Find out which tasks have a finite flat gradient; return the Gramian on the host."""
+        tasks = self.passes.tasks
+        losses = [task.perturbed_loss for task in tasks if task.perturbed_loss is not None]
+        products = [task.intra for task in tasks if task.intra is not None]
+        sizes = [size(task.sam_head).to(gramian.G.device) for task in tasks]
+        G, found_losses, products, lengths = Transfer(
+            [gramian.G, torch.stack(losses), torch.stack(products), torch.stack(sizes)]
+        ).wait()
+        gramian = Gramian(G, gramian.scale)
+        intra = products - gramian.products().diagonal()  # <g_sam - f, f>
+        for i, (task, bound) in enumerate(zip(tasks, floats(products + lengths), strict=True)):
+            task.perturbed_loss, task.intra = found_losses[i], intra[i]
+            if self.is_finite(task, "perturbed loss", float(task.perturbed_loss), bound):
+                task.has_flat, task.head = True, task.sam_head
+        return gramian
+
+    def aggregate(
+        self, branch: Branch, tasks: Sequence[Task], G: Gramian | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
         """Return the direction of the rows, which are those of ``tasks``."""
         J, context = self.passes.rows.matrix[: len(tasks)], context_of(tasks)
         with self.passes.between():
-            d, weights = self.branches.aggregate(branch, J, G, context)
+            d, weights = self.branches.aggregate(branch, J, G, context, out=out)
         if weights is not None:
             self.found[f"weights_{branch}"] = self.over_all_tasks(weights, tasks)
         return d
@@ -192,7 +250,9 @@ class Step:
     def result(self, *, skipped: bool = False) -> StepResult:
         """Return the by-products of the step."""
         tasks = self.passes.tasks
-        losses = torch.stack([task.loss for task in tasks]) if tasks else torch.empty(0, device="cpu")
+        losses = (
+            torch.stack([task.loss for task in tasks]) if tasks else torch.empty(0, dtype=torch.float64, device="cpu")
+        )
         perturbed = [task.perturbed_loss for task in tasks if task.perturbed_loss is not None]
         intra = [task.intra for task in tasks if task.intra is not None]
         complete = len(perturbed) == len(tasks) > 0
@@ -206,15 +266,27 @@ class Step:
             gramian_loss=None if G is None else self.over_all_tasks(G, tasks),
             gramian_flat=self.found.get("gramian_flat"),
             intra=self.over_all_tasks(torch.stack(intra), tasks) if complete and intra else None,
+            sample=self.sample() if complete else None,
             dropped=tuple(dict.fromkeys(self.dropped)),
             skipped=skipped,
         )
 
+    def sample(self) -> Tensor | None:
+        """Return some entries of each task's loss gradient, NaN for tasks that are absent."""
+        samples = {task.position: task.sample for task in self.passes.tasks if task.sample is not None}
+        if not samples:
+            return None
+        absent = torch.full_like(next(iter(samples.values())), math.nan)
+        return torch.stack([samples.get(i, absent) for i in range(len(self.passes.parameters.tasks))])
+
     def over_all_tasks(self, values: Tensor, tasks: Sequence[Task]) -> Tensor:
         """Return values of some tasks as a vector or matrix over all tasks, NaN for the others."""
+        count = len(self.passes.parameters.tasks)
+        if len(tasks) == count:
+            return values
         places = torch.tensor([task.position for task in tasks], dtype=torch.long, device="cpu")
-        out = torch.full([len(self.passes.parameters.tasks)] * values.ndim, math.nan, dtype=torch.float64, device="cpu")
-        out[torch.meshgrid(*[places] * values.ndim, indexing="ij")] = values.double().cpu()
+        out = torch.full([count] * values.ndim, math.nan, dtype=torch.float64, device="cpu")
+        out[torch.meshgrid(*[places] * values.ndim, indexing="ij")] = values
         return out
 
 
@@ -225,7 +297,7 @@ def context_of(tasks: Sequence[Task]) -> Context:
 
 def size(tensors: Iterable[Tensor | None]) -> Tensor:
     """Return a number that is finite only if every tensor is."""
-    return norm(t for t in tensors if t is not None).cpu()
+    return norm(t for t in tensors if t is not None)
 
 
 def _damping(norms_loss: Tensor, norms_flat: Tensor, degree: float) -> float:

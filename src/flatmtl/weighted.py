@@ -12,8 +12,9 @@ from torch.nn import Parameter
 from flatmtl._linalg import floats, weighted_sum
 from flatmtl.gradients import add_to_grad, gradient, scaled
 from flatmtl.passes import Passes, Task
-from flatmtl.perturbations import SAM
+from flatmtl.perturbations import SAM, Part, kept
 from flatmtl.step import Skipped, Step, context_of, size
+from flatmtl.transfer import Transfer
 
 
 class TaskByTask(Exception):
@@ -30,19 +31,23 @@ class WeightedStep(Step):
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
     own_gradients: list[tuple[Parameter, Tensor]] = field(default_factory=list[tuple[Parameter, Tensor]])
 
+    def aggregate_losses(self) -> None:
+        """Do nothing: the loss gradients of the clean pass are not aggregated apart."""
+
     def direction(self) -> Tensor:
         """Return the gradient of the weighted sum on the shared parameters."""
+        self.settle()
         self.weigh()
         if self.options.active is not None:
-            self.passes.perturbed(self.options.active, self.take_perturbed, self.weights)
+            self.passes.perturbed(self.options.active, self.take_sam_gradient, self.weights)
         tasks, rows = self.passes.tasks, self.passes.rows
-        for task, weight in zip(tasks, self.weights, strict=True):
+        for i, (task, weight) in enumerate(zip(tasks, self.weights, strict=True)):
             task.head = scaled(task.head, weight, rows.matrix.dtype)
-            row = rows.matrix[tasks.index(task)] * weight.to(rows.matrix)
-            if not self.is_finite(task, "weighted loss", task.loss * weight, size([row, *task.head])):
+            length = float(size([rows.matrix[i] * weight.to(rows.matrix), *task.head]))
+            if not self.is_finite(task, "weighted loss", float(task.loss * weight), length):
                 raise Skipped
         self.take_own_gradients()
-        return weighted_sum(rows.matrix[: len(tasks)], self.weights)
+        return weighted_sum(rows.matrix[: len(tasks)], self.weights, out=rows.direction)
 
     def weigh(self) -> None:
         """Take the weights of the present tasks from their clean losses."""
@@ -79,7 +84,7 @@ class SummedPasses(Passes):
         self._starts.append(self._world())
         self._losses = self._starts[-1].run(closure, names)
         self._ends.append(self._world())
-        values = {name: loss.detach().double().cpu() for name, loss in self._losses.items()}
+        values = {name: self._value(loss) for name, loss in self._losses.items()}
         self.tasks = [Task(name, names.index(name), [0], set(), value, []) for name, value in values.items()]
 
     def keep(self, some: Sequence[int]) -> None:
@@ -91,16 +96,21 @@ class SummedPasses(Passes):
         losses, self._losses = self._losses, {}
         self._take(losses, weights)
 
-    def perturbed_sum(self, perturbation: SAM, weights: Tensor) -> list[Tensor]:
-        """Take the gradient of the weighted sum at the weights perturbed along the clean one; return the losses."""
+    def perturbed_sum(self, perturbation: SAM, weights: Tensor) -> tuple[list[float], float]:
+        """Take the gradient of the weighted sum at the weights perturbed along the clean one.
+
+        Returns:
+            The losses, and a number that is finite only if all gradients are.
+        """
+        trunk = Part(self.parameters.shared, self.rows.views(0), perturbation.rho)
         heads = [self._head(task, perturbation.rho_heads) for task in self.tasks]
-        with self._perturbed_weights(perturbation, self.rows.matrix[0], heads):
+        with kept(trunk.weights, self.rows.places), self._perturbed_weights(perturbation, trunk, heads):
             losses = self._losses_again(0, [task.name for task in self.tasks])
             self._take(losses, weights)
-        values = [losses[task.name].detach().double().cpu() for task in self.tasks]
+        *values, length = Transfer([*(losses[task.name] for task in self.tasks), self.size()]).wait()
         for task, value in zip(self.tasks, values, strict=True):
             task.perturbed_loss = value
-        return values
+        return list(map(float, values)), float(length)
 
     def size(self) -> Tensor:
         """Return a number that is finite only if all gradients are."""
@@ -136,32 +146,32 @@ class SummedStep(WeightedStep):
         """The passes over the sum."""
         return cast(SummedPasses, self.passes)
 
-    def check_clean(self) -> None:
+    def look(self) -> None:
         """Weigh the losses and take the gradient of their sum."""
-        zero = torch.zeros((), dtype=torch.float64, device="cpu")
-        self.leave_out([self.is_finite(task, "loss", task.loss, zero) for task in self.sum.tasks])
-        if self.sum.tasks:
-            self.weigh()
-            self.sum.differentiate(self.weights)
-            self.require_finite()
+        tasks = self.sum.tasks
+        for task, loss in zip(tasks, Transfer([task.loss for task in tasks]).wait(), strict=True):
+            task.loss = loss
+        self.leave_out([self.is_finite(task, "loss", float(task.loss), 0.0) for task in tasks])
+        self.weigh()
+        self.sum.differentiate(self.weights)
+        self.require_finite(float(self.sum.size()))
 
     def direction(self) -> Tensor:
         """Return the gradient of the sum, at the perturbed weights if there are any."""
         if self.options.active is not None:
-            losses = self.sum.perturbed_sum(self.options.active, self.weights)
+            losses, length = self.sum.perturbed_sum(self.options.active, self.weights)
             if not all(map(math.isfinite, losses)):
                 raise TaskByTask
-            self.require_finite()
+            self.require_finite(length)
         self.take_own_gradients()
         return self.sum.rows.matrix[0]
 
-    def require_finite(self) -> None:
+    def require_finite(self, length: float) -> None:
         """End the step if the gradient of the sum is not finite."""
-        if math.isfinite(self.sum.size()):
+        if math.isfinite(length):
             return
         if self.passes.scale is not None:
-            self.overflow = True  # the scaler's business: it lowers the scale and skips the step
-            raise Skipped
+            raise Skipped  # the scaler's business: it lowers the scale and skips the step
         raise TaskByTask
 
 

@@ -6,8 +6,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from tests.flatmtl.test_step import spoilt
-from tests.flatmtl.toys import Toy, assert_same
+from tests.flatmtl.toys import Toy, assert_same, spoilt
 from torch import nn
 
 from flatmtl import SAM, FlatMTL

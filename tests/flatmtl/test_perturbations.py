@@ -118,3 +118,12 @@ def test_unknown_adaptation():
 def test_printed_form_names_what_differs_from_the_defaults():
     assert repr(SAM(0.1)) == "SAM(rho=0.1)"
     assert repr(ASAM(0.5, rho_heads=0.1, norm="joint")) == "ASAM(rho=0.5, rho_heads=0.1, norm='joint')"
+
+
+@pytest.mark.parametrize("radius", ["rho", "rho_heads"])
+def test_a_radius_that_is_set_later_is_checked_too(radius):
+    perturbation = ASAM(0.5, rho_heads=0.2)
+    setattr(perturbation, radius, 0.1)
+    assert f"{radius}=0.1" in repr(perturbation)
+    with pytest.raises(ValueError, match=f"{radius} must not be negative, got -1.0"):
+        setattr(perturbation, radius, -1.0)

@@ -65,6 +65,50 @@ class TestResult:
         )
 
 
+class TestPrecision:
+    """Gradients of which some entries are as they come from autograd in some precision."""
+
+    def sample(self, dtype: torch.dtype) -> torch.Tensor:
+        g = torch.randn(3, 200, generator=torch.Generator().manual_seed(0))
+        g[:, ::3] = 0.0  # as behind a ReLU
+        return g.to(dtype).float()
+
+    @pytest.mark.parametrize(
+        ("dtype", "unit"), [(torch.float32, 2**-24), (torch.float16, 2**-11), (torch.bfloat16, 2**-8)]
+    )
+    def test_the_rounding_error_shows_in_the_entries(self, dtype, unit):
+        result = StepResult(("a", "b", "c"), torch.ones(3), sample=self.sample(dtype))
+        assert result.roundoff.tolist() == [unit] * 3
+
+    def test_float64_is_known_by_its_type_and_an_absent_task_has_none(self):
+        sample = self.sample(torch.float32).double()
+        sample[1] = math.nan
+        found = StepResult(("a", "b", "c"), torch.ones(3), sample=sample).roundoff.tolist()
+        assert found == pytest.approx([2.0**-53, math.nan, 2.0**-53], rel=0.0, abs=0.0, nan_ok=True)
+
+    def test_signal_to_noise_is_the_flat_gradient_over_one_rounding_of_the_two_that_it_is_made_of(self):
+        g, f = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor([0.3, -0.1], dtype=torch.float64)
+        result = StepResult(
+            ("a",),
+            torch.ones(1),
+            gramian_loss=gramian([[3.0, 4.0]]),
+            gramian_flat=gramian([[0.3, -0.1]]),
+            intra=(g @ f)[None],
+            sample=self.sample(torch.bfloat16)[:1],
+        )
+        error = 2**-8 * (g.norm() ** 2 + (g + f).norm() ** 2).sqrt()
+        torch.testing.assert_close(result.signal_to_noise, (f.norm() / error)[None])
+        assert result.scalars()["signal_to_noise/a"] == result.signal_to_noise[0]
+
+
+def test_monitor_knows_tasks_by_name_whatever_others_are_in_the_step():
+    monitor = Monitor()
+    monitor.update(StepResult(("a", "b"), torch.tensor([1.0, 2.0])))
+    monitor.update(StepResult(("b", "c"), torch.tensor([4.0, 5.0])))
+    means = monitor.compute()
+    assert (means["loss/a"], means["loss/b"], means["loss/c"]) == (1.0, 3.0, 5.0)
+
+
 def test_monitor_averages_over_the_steps_that_know_a_statistic():
     monitor = Monitor()
     monitor.update(StepResult(("a",), torch.tensor([1.0]), gramian_loss=gramian([[2.0]])))

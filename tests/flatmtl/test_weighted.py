@@ -8,8 +8,7 @@ import weakref
 
 import pytest
 import torch
-from tests.flatmtl.test_step import spoilt, two_of
-from tests.flatmtl.toys import TASKS, Toy, assert_same
+from tests.flatmtl.toys import TASKS, Toy, assert_same, spoilt, two_of
 from torch import Tensor, nn
 
 from flatmtl import ASAM, SAM, FlatMTL

@@ -1,5 +1,7 @@
 """Small models with a batch, for tests of the step."""
 
+import math
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -37,13 +39,44 @@ class Toy(nn.Module):
         return next(self.parameters()).dtype
 
     def split(self, tasks: Sequence[str] = TASKS) -> TaskParameters:
-        return split_parameters(self, self.closure, tasks)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "no loss reaches 'heads")  # those of tasks that are not asked for
+            return split_parameters(self, self.closure, tasks)
 
     def gradients(self) -> dict[str, Tensor | None]:
         return {n: None if p.grad is None else p.grad.clone() for n, p in self.named_parameters()}
 
     def contents(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.state_dict().items()}
+
+
+def spoilt(toy: Toy, task: str, value: float, *, calls: tuple[int, ...] = (1,), gradient: bool = False):
+    """A closure whose loss (or only its gradient) of one task is not finite in the calls numbered."""
+    count = [0]
+
+    def closure(tasks):
+        count[0] += 1
+        losses = toy.closure(tasks)
+        if task in losses and count[0] in calls:
+            loss = losses[task]
+            losses[task] = loss + (SpoilGradient.apply(loss) if gradient else loss * value)
+        return losses
+
+    return closure
+
+
+class SpoilGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * math.inf
+
+
+def two_of(tasks):
+    return [t for t in tasks if t != "right"]
 
 
 def assert_same(actual, expected) -> None:

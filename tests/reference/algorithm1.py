@@ -3,6 +3,7 @@
 Plain on purpose: whole vectors, fresh tensors, one thing after another. The engine must equal it.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -23,11 +24,15 @@ def task_gradient(closure, task, shared, head) -> tuple[Tensor, Tensor, Tensor]:
     return loss.detach(), flatten(grads[: len(shared)], shared), flatten(grads[len(shared) :], head)
 
 
-def ascent(weights: Tensor, g: Tensor, rho: float, norm: Tensor, adaptive: bool) -> Tensor:
-    """Return rho T^2 g / norm, with T = 1 or |weights|."""
-    if norm == 0:
-        return torch.zeros_like(g)
-    return rho * (weights.square() if adaptive else 1.0) * g / norm
+def scales(parameters: Sequence[Tensor], adaptive: bool, matrices_only: bool) -> Tensor:
+    """Return T: 1, or |weights| for all parameters, or for those with two axes or more."""
+    T = [p.detach().abs() if adaptive and (p.ndim > 1 or not matrices_only) else torch.ones_like(p) for p in parameters]
+    return flatten(T, parameters)
+
+
+def ascent(T: Tensor, g: Tensor, rho: float, norm: Tensor) -> Tensor:
+    """Return rho T^2 g / norm."""
+    return torch.zeros_like(g) if norm == 0 else rho * T**2 * g / norm
 
 
 def step(
@@ -39,24 +44,29 @@ def step(
     rho_sh: float,
     rho_ns: float,
     adaptive: bool = False,
+    matrices_only: bool = False,
     joint: bool = False,
     combine: str = "individual",
     local: float = 1.0,
+    degree: float = 1.0,
 ) -> dict:
-    """Return the update directions, for the shared parameters and for each head, and all quantities on the way."""
+    """Return the update directions, for the shared parameters and for each head, and all quantities on the way.
+
+    With a ``degree`` other than 1, that of ``aggregate``, the flat part is scaled by r^(1 - degree).
+    """
     theta = flatten(shared, shared).detach()
     clean = {task: task_gradient(closure, task, shared, heads[task]) for task in heads}
     mean = torch.stack([g for _, g, _ in clean.values()]).mean(0)
     sam = {}
     for task, (_, g, h) in clean.items():
         own = flatten(heads[task], heads[task]).detach()
+        T_sh, T_ns = (scales(p, adaptive, matrices_only) for p in (shared, heads[task]))
         along = local * g + (1 - local) * mean
-        n_sh = (theta * along if adaptive else along).norm()
-        n_ns = (own * h if adaptive else h).norm()
+        n_sh, n_ns = (T_sh * along).norm(), (T_ns * h).norm()
         if joint:
             n_sh = n_ns = torch.stack([n_sh, n_ns]).norm()
-        write(shared, theta + ascent(theta, along, rho_sh, n_sh, adaptive))
-        write(heads[task], own + ascent(own, h, rho_ns, n_ns, adaptive))
+        write(shared, theta + ascent(T_sh, along, rho_sh, n_sh))
+        write(heads[task], own + ascent(T_ns, h, rho_ns, n_ns))
         sam[task] = task_gradient(closure, task, shared, heads[task])
         write(shared, theta)
         write(heads[task], own)
@@ -64,7 +74,7 @@ def step(
     G_sam = torch.stack([sam[t][1] for t in heads])
     G_flat = G_sam - G_loss
     return {
-        "direction": COMBINE[combine](aggregate, G_loss, G_flat, G_sam),
+        "direction": COMBINE[combine](aggregate, G_loss, G_flat, G_sam, damping(G_loss, G_flat, degree)),
         "heads": {t: sam[t][2] for t in heads},
         "losses": torch.stack([clean[t][0] for t in heads]),
         "perturbed_losses": torch.stack([sam[t][0] for t in heads]),
@@ -73,11 +83,17 @@ def step(
     }
 
 
+def damping(G_loss: Tensor, G_flat: Tensor, degree: float) -> float:
+    """Return r^(1 - degree), with r the geometric mean of |f_i| / |g_i| over the tasks where neither is zero."""
+    ratios = [(f.norm() / g.norm()).item() for g, f in zip(G_loss, G_flat, strict=True) if g.norm() > 0 < f.norm()]
+    return math.prod(ratios) ** ((1 - degree) / len(ratios)) if ratios else 0.0
+
+
 COMBINE = {
-    "individual": lambda A, g, f, sam: A(g) + A(f),
-    "direct": lambda A, g, f, sam: A(sam),
-    "second": lambda A, g, f, sam: A(torch.stack([A(g), A(f)])),
-    "each": lambda A, g, f, sam: A(torch.stack([A(torch.stack(pair)) for pair in zip(g, f, strict=True)])),
+    "individual": lambda A, g, f, sam, factor: A(g) + factor * A(f),
+    "direct": lambda A, g, f, sam, factor: A(sam),
+    "second": lambda A, g, f, sam, factor: A(torch.stack([A(g), A(f)])),
+    "each": lambda A, g, f, sam, factor: A(torch.stack([A(torch.stack(pair)) for pair in zip(g, f, strict=True)])),
 }
 
 

@@ -1,5 +1,6 @@
 """What every aggregator is: a function from task gradients to one direction, with a declared scale."""
 
+import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -44,6 +45,10 @@ class Aggregator(ABC):
     def parameters(self) -> Iterable[Parameter]:
         """Return what the user's optimizer must train; nothing for most aggregators."""
         return ()
+
+    def for_pairs(self) -> "Aggregator":
+        """Return what aggregates two vectors that are not the gradients of two tasks: a copy."""
+        return copy.deepcopy(self)
 
     def start_epoch(self, epoch: int, total: int | None = None) -> None:  # noqa: B027 - most do not count
         """Take note that epoch ``epoch`` of ``total`` begins; for aggregators that count epochs."""
@@ -103,7 +108,8 @@ class GramianAggregator(Aggregator):
         r"""Return the direction :math:`J^\top w` for ``jacobian`` of shape ``(m, n)``; see the class."""
         check_jacobian(jacobian)
         jacobian = jacobian.detach()
-        return weighted_sum(jacobian, self.weights_of(gramian(jacobian), context))
+        G = gramian(jacobian).cpu()
+        return weighted_sum(jacobian, self.weights_of(G, context), gramian=G)
 
     def _say_left_out(self, G: Tensor, instead: str = "it is left out") -> None:
         """Warn once if some rows, but not all, are zero."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from flatmtl.aggregators.base import GramianAggregator
 from flatmtl.aggregators.checks import check_finite
 from flatmtl.aggregators.context import Context, present
+from flatmtl.aggregators.sum import Sum
 
 
 class Fixed(GramianAggregator):
@@ -18,7 +19,8 @@ class Fixed(GramianAggregator):
         d = \sum_i w_i \, g_i
 
     Weights belong to tasks, not to rows: a task that is absent takes its own weight with it, and the others keep
-    theirs, unchanged. The direction may conflict with a task, also with one of large weight.
+    theirs, unchanged. Where ``combine`` aggregates two vectors that are no tasks, these are summed. The direction may
+    conflict with a task, also with one of large weight.
 
     Args:
         weights: one finite number for each task, in the order of the tasks; negative ones climb that task's loss.
@@ -75,6 +77,10 @@ class Fixed(GramianAggregator):
                 "Give one weight for every task."
             )
         return torch.tensor([given[task] for task in rows], dtype=torch.float64).to(gramian)
+
+    def for_pairs(self) -> Sum:
+        """Return the plain sum: the weights belong to tasks."""
+        return Sum()
 
     def __repr__(self) -> str:
         return f"Fixed(weights={self._weights})"

@@ -174,11 +174,21 @@ def test_the_logits_are_its_own():
     assert FAMO.learns_from_step
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan])
+def test_a_loss_of_zero_after_the_step_is_passed_over():
+    """Where the optimizer has stepped an error would come too late."""
+    famo, other = FAMO(3), FAMO(3)
+    for f in (famo, other):
+        f.weights(torch.ones(3))
+    famo.after_step(torch.tensor([0.9, 0.0, 0.5]))
+    other.after_step(torch.tensor([0.9, 0.5]), Context((0, 2), torch.ones(2)))
+    torch.testing.assert_close(famo.weights(torch.ones(3)), other.weights(torch.ones(3)), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan])
 def test_losses_after_the_step_are_checked(bad):
     famo = FAMO(2)
     famo.weights(torch.ones(2))
-    with pytest.raises(ValueError, match=r"rows \[1\] \(from 0\) are not"):
+    with pytest.raises(ValueError, match=r"rows \[1\] \(from 0\) are (not finite|negative)"):
         famo.after_step(torch.tensor([1.0, bad]))
 
 

@@ -12,7 +12,13 @@ from flatmtl._linalg import floats
 from flatmtl.aggregators.base import LossWeighting
 from flatmtl.aggregators.checks import check_positive
 from flatmtl.aggregators.context import Context
-from flatmtl.aggregators.weightings.losses import check_known_tasks, check_state_of_tasks, check_tasks, checked
+from flatmtl.aggregators.weightings.losses import (
+    check_known_tasks,
+    check_not_negative,
+    check_state_of_tasks,
+    check_tasks,
+    checked,
+)
 
 
 class FAMO(LossWeighting):
@@ -88,10 +94,15 @@ class FAMO(LossWeighting):
         """Learn from the losses of the same batch after the step; without a call of :meth:`weights` since, do nothing.
 
         Args:
-            losses: of shape ``(m,)``; tasks that had no weight in the step are passed over.
+            losses: of shape ``(m,)``; tasks that had no weight in the step are passed over, and those whose loss is
+                zero now, for which no weight is needed.
             context: says which tasks these are; ``None``: all tasks, in order.
         """
-        self._learn(*self._checked(losses, context))
+        L, rows = checked(losses, context)
+        check_known_tasks(self, rows, self.tasks)
+        check_not_negative(self, L, "Use LS or RLW, which take any losses.")
+        positive = [i for i, loss in enumerate(floats(L)) if loss > 0.0]
+        self._learn(L[positive], tuple(rows[i] for i in positive))
         self._last = {}
 
     def state_dict(self) -> dict[str, Any]:
