@@ -190,6 +190,36 @@ def aggregators_block() -> str:
     )
 
 
+def precision_block() -> str:
+    """Return what the docs say of the flat gradient under autocast."""
+    result = read("precision.json")
+    seeds = len({r["seed"] for r in result["records"]})
+    tasks = len(result["records"][0]["cosine"])
+    rows = [["model", "rho", "computed in", "cosine with float64 (least to greatest)", "signal_to_noise"]]
+    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
+    for record in result["records"]:
+        groups.setdefault((record["model"], record["rho"], record["precision"]), []).append(record)
+    for (model, rho, precision), records in groups.items():
+        cosines = [c for r in records for c in r["cosine"]]
+        ratios = [c for r in records for c in r["signal_to_noise"]]
+        rows.append(
+            [
+                model,
+                f"{rho:g}",
+                precision,
+                f"{fmean(cosines):.3f} ({min(cosines):.3f} to {max(cosines):.3f})",
+                f"{fmean(ratios):,.0f} ({min(ratios):,.0f} to {max(ratios):,.0f})",
+            ]
+        )
+    return "\n\n".join(
+        [
+            f"Flat gradients of {tasks} tasks with SAM on {seeds} batches of {result['batch']} pairs of digits, models "
+            "as they are initialised; mean over tasks and batches (made by `python benchmarks/precision.py`):",
+            table(rows),
+        ]
+    )
+
+
 def flat_scale_block() -> str:
     """Return what the docs say of the two scales of the flat part."""
     result = read("flat_scale.json")
@@ -509,7 +539,13 @@ def draw_step(plt: Any, result: dict[str, Any]) -> Any:
 PAGES = (
     Page(ROOT / "README.md", {"demo": demo_block, "methods": methods_block}),
     Page(
-        DOCS / "benchmarks.md", {"step": step_block, "aggregators": aggregators_block, "flat_scale": flat_scale_block}
+        DOCS / "benchmarks.md",
+        {
+            "step": step_block,
+            "precision": precision_block,
+            "aggregators": aggregators_block,
+            "flat_scale": flat_scale_block,
+        },
     ),
     Page(
         DOCS / "loops.md",
