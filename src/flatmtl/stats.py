@@ -84,9 +84,9 @@ class StepResult:
         r"""Length of each flat gradient over the length of the rounding error in it, ``(m,)``.
 
         The flat gradient is a difference of two gradients whose entries are rounded: with their :attr:`roundoff`
-        :math:`u` a single rounding errs by about :math:`u \sqrt{|g_i|^2 + |g^{SAM}_i|^2}`, and a deep network rounds many
-        times. So the number compares radii and precisions of one model: with some tens in bfloat16 little may be left
-        of the flat gradient. Take a larger radius or more precision then.
+        :math:`u` a single rounding errs by about :math:`u \sqrt{|g_i|^2 + |g^{SAM}_i|^2}`, and a deep network rounds
+        many times. So the number compares radii and precisions of one model: with some tens in bfloat16 little may be
+        left of the flat gradient. Take a larger radius or more precision then.
         """
         if self.gramian_loss is None or self.gramian_flat is None or self.intra is None or self.sample is None:
             return None

@@ -179,5 +179,75 @@ def test_inner_product_across_blocks(monkeypatch, dtype):
     assert float(inner(a[:0], b[:0])) == 0.0
 
 
+class TestLongFloat32Rows:
+    """They are summed in float32 within short blocks, and with care where that would lose something."""
+
+    LENGTHS = (_linalg.SHORT + 1, 3 * _linalg.SHORT, 5 * _linalg.SHORT + 7)
+
+    @pytest.fixture
+    def careful(self, monkeypatch):
+        """Call a function with and without the quick sums, and return both results."""
+
+        def both(function):
+            quick = function()
+            with monkeypatch.context() as patch:
+                patch.setattr(_linalg, "_is_quick", lambda tensor: False)
+                return quick, function()
+
+        return both
+
+    @pytest.mark.parametrize("n", LENGTHS)
+    @pytest.mark.parametrize("size", [1e-44, 1e-30, 1e-19, 1e-12, 1.0, 1e12, 1e18, 1e30, 1e37])
+    @pytest.mark.parametrize("alike", [False, True], ids=["all of one size", "one row of size 1"])
+    def test_nothing_is_lost_at_any_scale(self, careful, n, size, alike):
+        J = (rows(3, n) * torch.tensor([[1.0 if alike else size], [size], [size]])).float()
+        norms = J.double().norm(dim=1)
+        (G, scale), (expected, _) = careful(lambda: gramian(J))
+        assert scale == 1.0
+        lengths = norms[:, None] * norms
+        torch.testing.assert_close(G / lengths, expected / lengths, rtol=0.0, atol=3e-7)
+        for found, true in (careful(lambda: inner(J[0], J[1])), careful(lambda: inner(J[2], J[2]))):
+            assert abs(float(found - true)) <= 3e-7 * float(norms[0] * norms[1] + norms[2] ** 2)
+        found, true = careful(lambda: norm([J[1], J[2]]))
+        assert float(found) == pytest.approx(float(true), rel=3e-7)
+
+    def test_one_entry_stands_out(self, careful):
+        """A tiny row with one normal entry: what the others add is less than rounding."""
+        J = torch.full((2, 2 * _linalg.SHORT), 1e-30)
+        J[0, 5] = 1.0
+        (G, _), (expected, _) = careful(lambda: gramian(J))
+        torch.testing.assert_close(G, expected, rtol=3e-7, atol=0.0)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_a_row_that_is_not_finite_spoils_its_own_products_only(self, bad):
+        J = rows(3, self.LENGTHS[2]).float()
+        expected, _ = gramian(J)
+        J[1, self.LENGTHS[2] // 2] = bad
+        G, _ = gramian(J)
+        finite = torch.ones(3, 3, dtype=torch.bool)
+        finite[1], finite[:, 1] = False, False
+        assert torch.equal(torch.isfinite(G), finite)
+        torch.testing.assert_close(G[finite], expected[finite], rtol=0.0, atol=3e-7 * float(expected.max()))
+        assert not math.isfinite(inner(J[0], J[1]))
+
+    @pytest.mark.parametrize("angle", [1e-6, 1e-3, 0.1, 1.0, 3.0])
+    def test_the_sum_of_rows_that_cancel_is_as_good_as_the_rows(self, angle):
+        """Rows at an angle of pi - ``angle``, weighted so that their sum is short."""
+        n = 2 * _linalg.SHORT
+        a, b = torch.linalg.qr(rows(2, n).T).Q.T
+        J = torch.stack([a, math.sin(angle) * b - math.cos(angle) * a]).float()
+        w = torch.tensor([0.3, 0.3], dtype=torch.float64)  # products of which float32 rounds
+        expected = J.double().T @ w
+        found = weighted_sum(J, w, gramian=gramian(J))
+        assert float((found.double() - expected).norm() / expected.norm()) < 3e-6
+
+    @pytest.mark.parametrize("weight", [1e-36, 1e-33, 1e33, 1e36, 1e42])
+    def test_weights_may_be_of_any_size(self, weight):
+        J = (rows(2, 2 * _linalg.SHORT) / weight).float()
+        w = torch.tensor([weight, weight], dtype=torch.float64)
+        expected = (J.double().T @ w).float()
+        torch.testing.assert_close(weighted_sum(J, w, gramian=gramian(J)), expected)
+
+
 def test_floats_are_python_numbers():
     assert floats(torch.tensor([1.5, -2.0])) == [1.5, -2.0]
