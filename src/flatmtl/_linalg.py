@@ -92,15 +92,19 @@ def norm(tensors: Iterable[Tensor]) -> Tensor:
     if any(t.dtype == torch.float64 for t in tensors):
         parts = [_scaled_norm(t) if t.dtype == torch.float64 else inner(t, t).sqrt() for t in tensors]
         return parts[0] if len(parts) == 1 else _scaled_norm(torch.stack([p.to(parts[0].device) for p in parts]))
+    if len(tensors) > 1 and sum(t.numel() for t in tensors) <= SHORT and len({t.device for t in tensors}) == 1:
+        tensors = [torch.cat([t.detach().reshape(-1) for t in tensors])]
     squares = [inner(t, t) for t in tensors]  # which float64 always holds
     return sum((s.to(squares[0].device) for s in squares[1:]), start=squares[0]).sqrt()
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Return the inner product over all entries of two tensors of one shape, a float64 scalar."""
+    same = a is b
     a, b = a.detach().reshape(-1), b.detach().reshape(-1)
-    if len(a) <= SHORT:
-        return torch.dot(a.double(), b.double())
+    if a.numel() <= SHORT:
+        wide = a.double()
+        return torch.dot(wide, wide if same else b.double())
     if _is_quick(a) and _is_quick(b):
         pairs = zip(torch.split(a, SHORT), torch.split(b, SHORT), strict=True)
         quick = torch.stack([torch.dot(x, y) for x, y in pairs])

@@ -14,10 +14,12 @@ from flatmtl.branches import Branch, Branches
 from flatmtl.closures import Closure
 from flatmtl.gradients import Rows
 from flatmtl.parameters import TaskParameters, check_single_process
-from flatmtl.passes import Learned, Passes, Replay
+from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM
+from flatmtl.replay import Replay
 from flatmtl.stats import StepResult
 from flatmtl.step import Combine, FlatScale, OnNonfinite, Options, Step
+from flatmtl.task import Learned
 from flatmtl.weighted import SummedPasses, SummedStep, TaskByTask, WeightedStep
 
 _COPIES: Mapping[str, tuple[Branch, ...]] = {

@@ -1,78 +1,21 @@
 """The two kinds of pass over the data: the clean one, and the perturbed ones that repeat it elsewhere."""
 
-import math
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from flatmtl._linalg import weighted_sum
-from flatmtl.aggregators.context import Context
 from flatmtl.closures import Closure
 from flatmtl.gradients import Gradient, GraphNotKept, Rows, add, gradient, scaled
 from flatmtl.parameters import TaskParameters
 from flatmtl.perturbations import SAM, Part, ascend, kept
+from flatmtl.replay import Replay
+from flatmtl.task import Learned, Take, Task
 from flatmtl.world import RandomStreams, World
-
-
-@dataclass(eq=False)
-class Task:
-    """What one step knows of one present task.
-
-    Attributes:
-        name: of the task.
-        position: among all tasks.
-        closures: numbers of the closures in which it is present.
-        reached: numbers of the shared parameters that its loss reaches.
-        loss: clean loss, float64.
-        head: gradient on the task's own parameters, the clean one until that at the perturbed weights is known.
-        length: norm of its loss gradient on the shared parameters, float64, once it is known.
-        head_length: norm of that on the task's own parameters, likewise.
-        sample: some entries of its loss gradient, in the precision in which they came.
-        perturbed_loss: loss at the perturbed weights.
-        sam_head: gradient on the task's own parameters at the perturbed weights.
-        intra: inner product of its loss gradient and its flat gradient.
-        has_flat: whether it has a finite flat gradient.
-    """
-
-    name: str
-    position: int
-    closures: list[int]
-    reached: set[int]
-    loss: Tensor
-    head: Gradient
-    length: Tensor | None = None
-    head_length: Tensor | None = None
-    sample: Tensor | None = None
-    perturbed_loss: Tensor | None = None
-    sam_head: Gradient = field(default_factory=list[Tensor | None])
-    intra: Tensor | None = None
-    has_flat: bool = False
-
-
-Take = Callable[[Task, Tensor, Gradient, Gradient], None]
-"""Gets a task with its loss and its gradients on the shared parameters and on its head, at its perturbed weights."""
-
-
-@dataclass
-class Learned:
-    """What the passes of one step found out that holds for the next ones too.
-
-    Attributes:
-        asks_all: whether a task's own pass must ask for all tasks, since a head draws random numbers.
-        forward_per_task: whether each task needs a forward pass of its own, since the graph that tasks would share
-            serves one backward pass only.
-        unmoved: share of the shared weights kept in half precision that a perturbation did not move; ``None`` as long
-            as there are no such weights.
-    """
-
-    asks_all: bool = False
-    forward_per_task: bool = False
-    unmoved: float | None = None
 
 
 class Passes:
@@ -213,7 +156,7 @@ class Passes:
         self._ends[-1].buffers.restore()
         (self._between or self._ends[-1].streams).restore()
 
-    def replay(self) -> "Replay":
+    def replay(self) -> Replay:
         """Return what it takes to see the batch again, without the batch."""
         return Replay(self.parameters, self._starts)
 
@@ -362,43 +305,6 @@ class Passes:
                 return _complete(losses, names)
             self.learned.asks_all = True
         return _complete(start.run_again(closure, self.parameters.tasks), names)
-
-
-class Replay:
-    """Where the clean passes of a step began, so that their losses can be seen again after the step.
-
-    Args:
-        parameters: who owns which parameter.
-        starts: random streams and buffers, one for each closure.
-    """
-
-    def __init__(self, parameters: TaskParameters, starts: Sequence[World]) -> None:
-        self._parameters = parameters
-        self._starts = starts
-
-    def losses(self, closures: Sequence[Closure]) -> Context:
-        """Return the losses now of what the clean passes saw: from the same random streams and buffers.
-
-        Those that are not finite are left out; the next clean pass will tell of them.
-
-        Raises:
-            ValueError: if there are more or fewer closures than there were.
-        """
-        if len(closures) != len(self._starts):
-            raise ValueError(
-                f"after_step got {len(closures)} closures; expected the {len(self._starts)} of backward, in order."
-            )
-        sums: dict[str, list[Tensor]] = {}
-        now = self._parameters.world(module for start in self._starts for module in start.buffers.modules)
-        try:
-            for start, closure in zip(self._starts, closures, strict=True):
-                for name, loss in start.run_again(closure, self._parameters.tasks).items():
-                    sums.setdefault(name, []).append(loss.detach().double().cpu())
-        finally:
-            now.restore()
-        means = {self._parameters.tasks.index(name): torch.stack(values).mean() for name, values in sums.items()}
-        rows = tuple(i for i in sorted(means) if math.isfinite(means[i]))
-        return Context(rows, torch.tensor([float(means[i]) for i in rows], dtype=torch.float64, device="cpu"))
 
 
 def _sum(

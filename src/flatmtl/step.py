@@ -13,9 +13,10 @@ from flatmtl._linalg import Gramian, floats, gramian, norm
 from flatmtl.aggregators.context import Context
 from flatmtl.branches import Branch, Branches
 from flatmtl.gradients import Gradient, add_to_grad
-from flatmtl.passes import Passes, Task
+from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM
 from flatmtl.stats import StepResult
+from flatmtl.task import Task
 from flatmtl.transfer import Transfer
 
 Combine = Literal["individual", "direct", "second", "each"]

@@ -11,9 +11,10 @@ from torch.nn import Parameter
 
 from flatmtl._linalg import floats, weighted_sum
 from flatmtl.gradients import add_to_grad, gradient, scaled
-from flatmtl.passes import Passes, Task
+from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM, Part, kept
 from flatmtl.step import Skipped, Step, context_of, size
+from flatmtl.task import Task
 from flatmtl.transfer import Transfer
 
 
