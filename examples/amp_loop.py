@@ -5,14 +5,13 @@ from itertools import islice
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from flatmtl import SAM, FlatMTL, Monitor, split_parameters
 from flatmtl.aggregators import CAGrad
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.float16 if DEVICE.type == "cuda" else torch.bfloat16  # bfloat16 has float32's range and needs no scaler
-LOSS = {"sum": F.mse_loss, "sign": F.cross_entropy}
+LOSS = {"sum": nn.functional.mse_loss, "sign": nn.functional.cross_entropy}
 
 
 class TwoHeads(nn.Module):
@@ -34,13 +33,15 @@ def train_epoch(model, loader, mtl, parameters, optimizer, schedule, scaler, acc
         closures = [partial(losses, model, batch) for batch in chunk]  # neither scaled nor divided
         optimizer.zero_grad()
         result = mtl.backward(closures, parameters, scaler=scaler)
+        monitor.update(result)
+        if result.empty:  # no task has labels: there is nothing to unscale
+            continue
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         scaler.step(optimizer)
         scaler.update()
         if not result.skipped:
             schedule.step()
-        monitor.update(result)
     return monitor
 
 

@@ -3,11 +3,9 @@
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import nn
 from transformers import BertConfig, BertModel, Trainer, TrainingArguments
 
-from flatmtl import SAM, FlatMTL, Monitor, split_parameters
-from flatmtl.aggregators import CAGrad
+from flatmtl import SAM, FlatMTL, Monitor, aggregators, split_parameters
 
 
 class FlatTrainer(Trainer):
@@ -23,7 +21,8 @@ class FlatTrainer(Trainer):
         if not self.accelerator.sync_gradients:  # more micro-batches follow before the Trainer clips and steps
             return torch.zeros((), device=self.args.device)
         closures, self.closures = self.closures, []
-        self.task_parameters = self.task_parameters or split_parameters(model, closures[0], self.tasks)
+        self.task_parameters = self.task_parameters or split_parameters(model, closures, self.tasks)
+        self.optimizer.zero_grad()  # the Trainer clears the model's gradients, not those of mtl.parameters()
         result = self.mtl.backward(closures, self.task_parameters, scaler=self.accelerator.scaler)
         self.optimizer._is_overflow = result.skipped  # so that the schedule waits, with a scaler or without
         self.monitor.update(result)
@@ -36,17 +35,17 @@ class FlatTrainer(Trainer):
         super().log(logs, *args)
 
 
-class TwoHeads(nn.Module):
+class TwoHeads(torch.nn.Module):
     def __init__(self, size=16):
         super().__init__()
         options = {"vocab_size": 30, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 2 * size}
         self.encoder = BertModel(BertConfig(hidden_size=size, **options), add_pooling_layer=False)
-        self.heads = nn.ModuleDict({"first": nn.Linear(size, 30), "even": nn.Linear(size, 2)})
+        self.heads = torch.nn.ModuleDict({"first": torch.nn.Linear(size, 30), "even": torch.nn.Linear(size, 2)})
 
     def forward(self, input_ids, first, even, tasks=("first", "even")):
         z, targets = self.encoder(input_ids).last_hidden_state[:, 0], {"first": first, "even": even}
-        losses = {t: nn.functional.cross_entropy(self.heads[t](z), targets[t]) for t in tasks}
-        return {"loss": sum(losses.values()), **losses}  # "loss" is for evaluation
+        losses = {t: torch.nn.functional.cross_entropy(self.heads[t](z), targets[t]) for t in tasks}
+        return {"loss": sum(losses.values()), **losses}
 
 
 if __name__ == "__main__":
@@ -55,6 +54,7 @@ if __name__ == "__main__":
     data = [{"input_ids": w, "first": w[0], "even": w[1] % 2} for w in words]
     options = {"bf16": True, "use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     options |= {"max_steps": 60, "logging_steps": 20, "gradient_accumulation_steps": 2, "learning_rate": 1e-2}
+    options |= {"label_names": ["first", "even"]}  # for the loss of an evaluation
     with TemporaryDirectory() as folder:
         trainer = {"args": TrainingArguments(folder, **options), "train_dataset": data, "tasks": ["first", "even"]}
-        FlatTrainer(TwoHeads(), **trainer, mtl=FlatMTL(CAGrad(), SAM(rho=0.05))).train()
+        FlatTrainer(TwoHeads(), **trainer, mtl=FlatMTL(aggregators.CAGrad(), SAM(rho=0.05))).train()

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, default_collate
 from transformers import Trainer, TrainingArguments
 
 from flatmtl import SAM, FlatMTL, split_parameters
-from flatmtl.aggregators import CAGrad, Random, Sum
+from flatmtl.aggregators import DWA, CAGrad, Random, Sum
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 MARKS = {"good": 0, "overflow": 29, "nan": 28}
@@ -362,6 +362,44 @@ def test_the_checkpoints_of_the_docs_hold_the_state_of_the_aggregator():
     new.on_load_checkpoint(checkpoint)
     J = torch.eye(3, dtype=torch.float64)
     assert_same(*(module.mtl.aggregator(J) for module in (new, old)))
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_the_mixin_steps_schedules_as_lightning_does(interval):
+    found = []
+    for kind in (OrdinaryModule, lightning_module.TwoHeads):
+        torch.manual_seed(0)
+        module = kind(FlatMTL(Sum()), accumulate=1, clip=0.0).double()
+        module.trunk[-1].p = 0.0
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        schedules = [torch.optim.lr_scheduler.StepLR(optimizer, k, 0.5) for k in (2, 3)]
+        module.configure_optimizers = lambda o=optimizer, s=schedules: (
+            [o],
+            [{"scheduler": schedule, "interval": interval} for schedule in s],
+        )
+        x = torch.randn(24, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        samples = [{"x": v, "sum": v.sum(0, keepdim=True), "max": v.amax(0, keepdim=True)} for v in x]
+        quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar"], False)
+        lightning.Trainer(max_epochs=3, accelerator="cpu", **quiet).fit(module, DataLoader(samples, 8))
+        found.append((optimizer.param_groups[0]["lr"], module.state_dict()))
+    assert found[0][0] < 0.1
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+
+
+def test_the_callback_of_the_docs_saves_the_aggregator_and_counts_epochs(tmp_path):
+    torch.manual_seed(0)
+    run = Run(accumulate=2, clip=1.0)
+    mtl = FlatMTL(DWA())
+    how = {"use_cpu": True, "num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2, "report_to": "none"}
+    how |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "disable_tqdm": True}
+    given = {"train_dataset": run.samples(words), "callbacks": [of_the_docs("callback")["FlatState"](mtl)]}
+    arguments = TrainingArguments(str(tmp_path), **how)
+    hf_trainer.FlatTrainer(hf_trainer.TwoHeads(), arguments, mtl=mtl, tasks=["first", "even"], **given).train()
+    saved = sorted(tmp_path.glob("checkpoint-*/mtl.pt"))
+    assert saved
+    other = FlatMTL(DWA())
+    other.load_state_dict(torch.load(max(saved, key=lambda path: int(path.parent.name.split("-")[1]))))
+    assert_same(other.state_dict(), mtl.state_dict())
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

@@ -1,5 +1,6 @@
 """What the questions page says, run as it stands."""
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from tests.test_project import example_in
 from torch import Tensor
 
 from flatmtl import SAM, FlatMTL
-from flatmtl.aggregators import UW, CAGrad
+from flatmtl.aggregators import UW, CAGrad, PCGrad
 
 
 def run(name: str, **names) -> dict:
@@ -76,3 +77,16 @@ def test_losses_of_a_result_are_never_weighted():
     toy = Toy()
     result = FlatMTL(UW(tasks=3), SAM(0.05)).backward(toy.closure, toy.split())
     torch.testing.assert_close(result.losses, torch.stack(list(toy.closure(TASKS).values())).detach())
+
+
+def test_projecting_a_running_sum_is_not_pcgrad():
+    """Each row in turn against the sum of those before it, as one would stream."""
+    J = torch.tensor([[1.0, 0.0, 0.0], [-0.5, 1.0, 0.0], [-0.5, -1.0, 1.0]], dtype=torch.float64)
+    total = torch.zeros(3, dtype=torch.float64)
+    for g in J:
+        dot = total @ g
+        if dot < 0.0:
+            total, g = total - dot / (g @ g) * g, g - dot / (total @ total) * total
+        total = total + g
+    orders = itertools.product(*(itertools.permutations(set(range(3)) - {i}) for i in range(3)))
+    assert all((PCGrad(order=order)(J) - total).norm() > 0.1 for order in orders)

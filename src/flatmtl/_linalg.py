@@ -77,8 +77,8 @@ def weighted_sum(
     """
     total = jacobian.new_empty(jacobian.shape[1]) if out is None else out
     if jacobian.dtype == torch.float32 and gramian is not None and _hardly_cancel(weights, gramian):
-        return torch.mv(jacobian.T, weights.to(jacobian), out=total)
-    weights = weights.to(jacobian.device, torch.float64)
+        return torch.mv(jacobian.T, upload(weights.to(jacobian.dtype), jacobian.device), out=total)
+    weights = upload(weights.double(), jacobian.device)
     for columns, block in wide_blocks(jacobian):
         total[columns] = torch.mv(block.T, weights)
     return total
@@ -162,7 +162,7 @@ def conflict_share(G: Tensor) -> Tensor:
     """
     present = ~G.diagonal().isnan()
     pairs = present.outer(present).triu(1)
-    return (G.triu(1) < 0).sum() / pairs.sum()
+    return (G.triu(1) < 0).sum(dtype=torch.float64) / pairs.sum()
 
 
 def _scaled_norm(x: Tensor) -> Tensor:
@@ -184,6 +184,12 @@ def wide_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
         columns = slice(start, min(start + width, n))
         block = buffer[:, : columns.stop - start]
         yield columns, block.copy_(matrix[:, columns])
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a small tensor of the host on a device, which need not have done what it was told before."""
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def _is_quick(tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """What a user's closure returns: one scalar loss for each task, checked before anything is done with it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ def evaluate(closure: Closure, tasks: Sequence[str]) -> dict[str, Tensor]:
     """
     call = f"closure({list(tasks)})"
     with torch.enable_grad():
-        returned: Any = closure(list(tasks))
+        returned = _call(closure, tasks)
     if not isinstance(returned, Mapping):
         raise TypeError(
             f"{call} returned a {type(returned).__name__}; expected a mapping from task name to scalar loss, "
@@ -40,6 +40,39 @@ def evaluate(closure: Closure, tasks: Sequence[str]) -> dict[str, Tensor]:
             _check_loss(task, loss)
             losses[task] = loss
     return losses
+
+
+def _call(closure: Closure, tasks: Sequence[str]) -> Any:
+    try:
+        return closure(list(tasks))
+    except TypeError as error:
+        here = error.__traceback__
+        if here is None or here.tb_next is not None or "argument" not in str(error):
+            raise  # it comes from within
+        raise TypeError(
+            f"{error}; expected a function of one argument, the names of the tasks whose losses to return: "
+            "def closure(tasks): ..."
+        ) from error
+
+
+def listed(closure: object) -> list[Closure]:
+    """Return one closure, or several, as a list.
+
+    Raises:
+        TypeError: if something in it is no function.
+        ValueError: if the list is empty.
+    """
+    several = isinstance(closure, Iterable) and not isinstance(closure, (Mapping, str, Tensor))
+    closures: list[Any] = list(cast("Iterable[Any]", closure)) if several else [closure]
+    if not closures:
+        raise ValueError("the list of closures is empty; expected one closure for each micro-batch.")
+    for item in closures:
+        if not callable(item):
+            raise TypeError(
+                f"closure is a {type(item).__name__}; expected a function from a list of tasks to their losses, or a "
+                "list of such functions. Pass the function itself, not what it returns."
+            )
+    return closures
 
 
 def _check_loss(task: str, loss: Any) -> None:

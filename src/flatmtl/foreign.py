@@ -5,13 +5,14 @@ leaves out what they keep in plain attributes, such as counters.
 """
 
 import copy
-import warnings
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+from flatmtl._options import warn
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _PLAIN = (Tensor, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Generator)
@@ -51,11 +52,9 @@ def load(module: nn.Module, state: Mapping[str, Any]) -> None:
         if set(state["names"][name]) <= _own_names(part) | values.keys():
             vars(part).update({k: _restored(v) for k, v in values.items()})
         else:
-            warnings.warn(
+            warn(
                 f"the state of {type(part).__name__} cannot be put into a new one, which begins anew: it had made "
-                "itself more than values. A resumed run will differ from one that was never interrupted.",
-                UserWarning,
-                stacklevel=2,
+                "itself more than values. A resumed run will differ from one that was never interrupted."
             )
 
 

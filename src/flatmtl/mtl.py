@@ -1,17 +1,16 @@
 """What users hold: an aggregator and a perturbation, with one verb."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Parameter
 
-from flatmtl._options import check_known
+from flatmtl._options import check_known, warn
 from flatmtl.aggregators.base import AnyAggregator, LossWeighting
 from flatmtl.branches import Branch, Branches
-from flatmtl.closures import Closure
+from flatmtl.closures import Closure, listed
 from flatmtl.gradients import Rows
 from flatmtl.parameters import TaskParameters, check_single_process
 from flatmtl.passes import Passes
@@ -158,7 +157,7 @@ class FlatMTL:
             FloatingPointError: naming a task whose loss or gradient is not finite, if ``on_nonfinite="raise"``.
             RuntimeError: within :func:`torch.inference_mode`, or from a closure of the same object.
         """
-        closures = _closures(closure)
+        closures = listed(closure)
         _check_parameters(parameters)
         if self._busy:
             raise RuntimeError(
@@ -201,7 +200,7 @@ class FlatMTL:
             ValueError: if the number of closures is not that of :meth:`backward`.
         """
         if self._last is not None:
-            context = self._last.losses(_closures(closure))
+            context = self._last.losses(listed(closure))
             self._last = None
             self._branches.after_step(context)
 
@@ -229,11 +228,10 @@ class FlatMTL:
         left = any(p.grad is not None for p in self.parameters())
         if left and not self._said and all(p.grad is None for p in parameters.everything):
             self._said = True
-            warnings.warn(
+            warn(
                 f"the parameters of {type(self.aggregator).__name__} still hold the gradient of an earlier step, while "
                 "those of the model were cleared: they are in no optimizer, or not cleared with it. Give the optimizer "
-                "[*model.parameters(), *mtl.parameters()], and call its zero_grad().",
-                stacklevel=3,
+                "[*model.parameters(), *mtl.parameters()], and call its zero_grad()."
             )
 
     def _buffer(self, parameters: TaskParameters, count: int) -> Rows:
@@ -272,20 +270,6 @@ class FlatMTL:
     def __repr__(self) -> str:
         how = "" if isinstance(self.aggregator, LossWeighting) else f", combine={self.options.combine!r}"
         return f"FlatMTL({self.aggregator!r}, {self.options.perturbation!r}{how})"
-
-
-def _closures(closure: object) -> list[Closure]:
-    several = isinstance(closure, Iterable) and not isinstance(closure, (Mapping, str, torch.Tensor))
-    closures: list[Any] = list(cast("Iterable[Any]", closure)) if several else [closure]
-    if not closures:
-        raise ValueError("the list of closures is empty; expected one closure for each micro-batch.")
-    for item in closures:
-        if not callable(item):
-            raise TypeError(
-                f"closure is a {type(item).__name__}; expected a function from a list of tasks to their losses, or a "
-                "list of such functions. Pass the function itself, not what it returns."
-            )
-    return closures
 
 
 def _enabled(scaler: GradScaler | None) -> GradScaler | None:

@@ -1,7 +1,6 @@
 """Who owns which parameter: the trunk that tasks share, or one task's head."""
 
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,7 +9,8 @@ from torch import Tensor, distributed, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from flatmtl.closures import Closure
+from flatmtl._options import warn
+from flatmtl.closures import Closure, listed
 from flatmtl.graph import check_told_apart, walk
 from flatmtl.world import World, uncompiled
 
@@ -135,15 +135,15 @@ class TaskParameters:
             self._found = World(None, self.devices).modules_of(closures, self.tasks)
 
     def _own(self, owner: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
-        listed = _listed(owner, parameters)
-        for i, parameter in enumerate(listed):
+        given = _as_parameters(owner, parameters)
+        for i, parameter in enumerate(given):
             self._names.setdefault(parameter, f"{owner} [{i}]")
             if parameter.is_complex() and parameter.requires_grad:
                 raise ValueError(
                     f"{self._name(parameter)} in {owner} is complex; expected real parameters. Keep the real and "
                     "the imaginary part as two real parameters."
                 )
-        return tuple(dict.fromkeys(p for p in listed if p.requires_grad))
+        return tuple(dict.fromkeys(p for p in given if p.requires_grad))
 
     def _check_owners(self) -> None:
         owner: dict[Tensor, str] = dict.fromkeys(self.shared, "shared")
@@ -210,22 +210,22 @@ def _check_heads(heads: Any) -> None:
         )
 
 
-def _listed(owner: str, parameters: Any) -> list[Parameter]:
+def _as_parameters(owner: str, parameters: Any) -> list[Parameter]:
     if isinstance(parameters, (nn.Module, Tensor)) or not isinstance(parameters, Iterable):
         raise TypeError(
             f"{owner} is a {type(parameters).__name__}; expected a list of parameters, e.g. model.encoder.parameters()."
         )
-    listed: list[Any] = list(cast("Iterable[Any]", parameters))
-    for item in listed:
+    given: list[Any] = list(cast("Iterable[Any]", parameters))
+    for item in given:
         if not isinstance(item, Tensor) or not item.is_leaf:
             what = "a tensor that was computed" if isinstance(item, Tensor) else f"a {type(item).__name__}"
             raise TypeError(
                 f"{owner} holds {what}; expected parameters. From named_parameters() take the second of each pair."
             )
-    return listed
+    return given
 
 
-def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -> TaskParameters:
+def split_parameters(model: nn.Module, closure: Closure | Sequence[Closure], tasks: Sequence[str]) -> TaskParameters:
     """Find from one clean pass which parameters the tasks share and which are a task's own.
 
     A parameter that one task's loss reaches in the autograd graph is in that task's head; one that two or more
@@ -235,7 +235,7 @@ def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -
 
     Args:
         model: holds every parameter to train.
-        closure: as for :meth:`flatmtl.FlatMTL.backward`, on a batch in which every task has labels.
+        closure: as for :meth:`flatmtl.FlatMTL.backward`, a list too; every task needs labels in one of them at least.
         tasks: names of the tasks; their order is the order of the task gradients.
 
     Raises:
@@ -261,26 +261,34 @@ def split_parameters(model: nn.Module, closure: Closure, tasks: Sequence[str]) -
     _check_model(model)
     tasks = _checked_tasks(tasks)
     check_single_process(model)
-    world = World(model, {p.device for p in model.parameters()})
-    try:
-        with uncompiled():
-            losses = world.run(closure, tasks)
-    finally:
-        world.restore()
-    missing = [task for task in tasks if task not in losses]
+    reached = _reached(model, listed(closure), tasks)
+    missing = [task for task, leaves in reached.items() if not leaves]
     if missing:
         raise ValueError(
             f"the closure returned None for {missing}; to split the parameters every task needs a loss. "
-            "Use a batch in which all tasks have labels, or name the parameters yourself: "
-            "TaskParameters(shared, heads, model)."
+            "Use a batch in which all tasks have labels, or a list of closures in one of which each has, or name the "
+            "parameters yourself: TaskParameters(shared, heads, model)."
         )
-    graphs = {task: walk(task, loss) for task, loss in losses.items()}
-    check_told_apart(graphs)
-    reached = {task: graph.leaves for task, graph in graphs.items()}
     _check_reached(model, reached)
     parameters = _split(model, reached)
     _warn_of_unreached(model, parameters)
     return parameters
+
+
+def _reached(model: nn.Module, closures: Sequence[Closure], tasks: Sequence[str]) -> dict[str, dict[int, Tensor]]:
+    """Return for each task the leaves that its losses reach; no leaf for a task that has no loss."""
+    reached: dict[str, dict[int, Tensor]] = {task: {} for task in tasks}
+    world = World(model, {p.device for p in model.parameters()})
+    try:
+        with uncompiled():
+            for closure in closures:
+                graphs = {task: walk(task, loss) for task, loss in world.run(closure, tasks).items()}
+                check_told_apart(graphs)
+                for task, graph in graphs.items():
+                    reached[task] |= graph.leaves
+    finally:
+        world.restore()
+    return reached
 
 
 def check_single_process(model: nn.Module | None) -> None:
@@ -350,11 +358,9 @@ def _warn_of_unreached(model: nn.Module, parameters: TaskParameters) -> None:
     owned = set(parameters.everything)
     names = [name for name, p in _named(model) if p.requires_grad and p not in owned]
     if names:
-        listed = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        warnings.warn(
-            f"no loss reaches {listed}, so they are left alone. If they should learn, check that their modules run and "
+        shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        warn(
+            f"no loss reaches {shown}, so they are left alone. If they should learn, check that their modules run and "
             "that nothing is detached (activation checkpointing detaches with use_reentrant=True: pass False). "
-            "If not, freeze them: requires_grad_(False).",
-            UserWarning,
-            stacklevel=3,
+            "If not, freeze them: requires_grad_(False)."
         )

@@ -1,6 +1,5 @@
 """The two kinds of pass over the data: the clean one, and the perturbed ones that repeat it elsewhere."""
 
-import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
@@ -9,6 +8,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from flatmtl._linalg import weighted_sum
+from flatmtl._options import warn
 from flatmtl.closures import Closure
 from flatmtl.gradients import Gradient, GraphNotKept, Rows, add, gradient, scaled
 from flatmtl.parameters import TaskParameters
@@ -135,10 +135,9 @@ class Passes:
         self.learned.unmoved = share
         if share < 0.01:  # entries without a gradient rest as well
             return
-        warnings.warn(
+        warn(
             f"the perturbation is lost on {share:.2%} of the shared weights that are kept in half precision: they are "
-            "too coarse to move by so little. Keep the weights in float32 and run the model under torch.autocast.",
-            stacklevel=2,
+            "too coarse to move by so little. Keep the weights in float32 and run the model under torch.autocast."
         )
 
     @contextmanager
@@ -216,12 +215,11 @@ class Passes:
     def _give_each_task_a_forward(self) -> None:
         """Run a forward pass for each task from now on, and say what that costs."""
         self.learned.forward_per_task = True
-        warnings.warn(
+        warn(
             "a function that was compiled before this call donates its buffers, so its graph serves one task only. "
             f"From now on each of the {len(self.parameters.tasks)} tasks gets a forward pass of its own; the numbers "
             "are the same. To share one pass again set torch._functorch.config.donated_buffer = False before anything "
-            "is compiled.",
-            stacklevel=2,
+            "is compiled."
         )
 
     def _scaled(self, loss: Tensor) -> Tensor:

@@ -46,6 +46,11 @@ class StepResult:
     skipped: bool = False
 
     @property
+    def empty(self) -> bool:
+        """Whether no task had labels: there is no gradient then that a scaler could unscale."""
+        return self.skipped and not self.dropped and bool(self.losses.isnan().all())
+
+    @property
     def sharpness(self) -> Tensor | None:
         """Perturbed loss minus loss, ``(m,)``."""
         return None if self.perturbed_losses is None else self.perturbed_losses - self.losses

@@ -3,6 +3,7 @@
 import gc
 import types
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -99,6 +100,12 @@ every_perturbation = pytest.mark.parametrize("perturbation", [SAM(0.1), ASAM(0.5
 
 
 class TestPeak:
+    @pytest.mark.parametrize("tasks", [1, 5])
+    def test_a_plain_step_holds_a_row_for_each_task_and_one_vector_more_than_plain_training(self, tasks):
+        model = Wide(tasks)
+        ordinary = model.ordinary_step().peak
+        assert model.step(FlatMTL(CAGrad())).peak <= ordinary + (tasks + 1) * model.n + 2.1 * BLOCK
+
     @every_perturbation
     @pytest.mark.parametrize("tasks", [1, 5])
     def test_a_flat_step_holds_a_row_for_each_task_and_two_vectors_more_than_plain_training(self, tasks, perturbation):
@@ -250,7 +257,8 @@ class Device(TorchDispatchMode):
     Like a real device it refuses to mix its tensors with the host's, numbers apart.
 
     Attributes:
-        log: each transfer to the host by its number of entries, and what else was appended.
+        log: each transfer to the host by its number of entries, "upload" for one to the device that waits for all that
+            is enqueued there, and what else was appended.
     """
 
     def __init__(self) -> None:
@@ -272,6 +280,11 @@ class Device(TorchDispatchMode):
         if there and (arrives or (target is not None and torch.device(target).type == "cpu")):
             self.log.append(out.numel() if isinstance(out, Tensor) else 1)
             return out
+        leaves = any(t.ndim for t in here) and (
+            isinstance(args[0], Elsewhere) if copies else target is not None and torch.device(target).type != "cpu"
+        )
+        if leaves and not (kwargs.get("non_blocking") or (copies and len(args) > 2 and args[2])):
+            self.log.append("upload")
         if not there and (target is None or torch.device(target).type == "cpu"):
             return out
         given = {id(t.values_on_cpu): t for t in there}  # what works in place returns what it was given
@@ -282,6 +295,32 @@ def values(item: object) -> object:
     return item.values_on_cpu if isinstance(item, Elsewhere) else item
 
 
+@pytest.mark.filterwarnings("ignore:the parameters of .* still hold the gradient")
+@pytest.mark.parametrize("name", EVERY)
+def test_a_model_may_move_to_another_device_between_steps(name):
+    """The state of an aggregator, and weights of losses that are trained, go on there."""
+    found = []
+    for moves in (False, True):
+        toy, mtl = Toy().float(), FlatMTL(aggregator(name), SAM(0.1))
+        toy.x, toy.y = toy.x.float(), {t: y.float() for t, y in toy.y.items()}
+        mtl.backward(toy.closure, toy.split())
+        toy.zero_grad()
+        with Device() if moves else nullcontext():
+            if moves:
+                move(toy)
+            mtl.start_epoch(2)
+            mtl.backward(toy.closure, toy.split())
+        found.append(([values(p.grad) for p in toy.parameters()], mtl.state_dict()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+
+
+def move(toy: Toy) -> None:
+    for module in list(toy.modules()):
+        for name, p in module._parameters.items():
+            module._parameters[name] = nn.Parameter(Elsewhere(p.detach().float()))
+    toy.x, toy.y = Elsewhere(toy.x), {t: Elsewhere(y) for t, y in toy.y.items()}
+
+
 class TestTransfers:
     """A step makes the host wait for one transfer for each branch, and not before there is work to wait beside."""
 
@@ -289,10 +328,7 @@ class TestTransfers:
         """Return what a second step, in float32 on a device of its own, appends to the log."""
         toy = Toy()
         with Device() as device:
-            for module in list(toy.modules()):
-                for name, p in module._parameters.items():
-                    module._parameters[name] = nn.Parameter(Elsewhere(p.detach().float()))
-            toy.x, toy.y = Elsewhere(toy.x), {t: Elsewhere(y) for t, y in toy.y.items()}
+            move(toy)
             mtl, parameters = (
                 FlatMTL(aggregator(method) if isinstance(method, str) else method, perturbation),
                 toy.split(),

@@ -233,6 +233,22 @@ def add_frozen(toy: Toy):
     toy.extra = nn.Linear(1, 1).requires_grad_(False)
 
 
+class TestSeveralClosures:
+    """Every task needs labels in one of them."""
+
+    def test_what_they_reach_is_united(self):
+        toy = Toy()
+        closures = [lambda tasks, left=left: toy.closure(tasks) | dict.fromkeys(set(TASKS) - {left}) for left in TASKS]
+        found, expected = split_parameters(toy, closures, TASKS), toy.split()
+        assert found.shared == expected.shared
+        assert found.heads == expected.heads
+
+    def test_a_task_that_is_in_none_is_named(self):
+        toy = Toy()
+        with pytest.raises(ValueError, match=r"returned None for \['third'\]"):
+            split_parameters(toy, [lambda tasks: toy.closure(tasks) | {"third": None}] * 2, TASKS)
+
+
 class TestLaterChanges:
     """The split must fit the model at every step."""
 

@@ -58,6 +58,16 @@ class TestResult:
         assert scalars["conflict"] == 1.0
         assert "norm_flat/a" not in scalars
 
+    def test_conflict_is_a_float64_number_like_all_others(self):
+        assert self.result.conflict.dtype == torch.float64
+
+    def test_a_step_is_empty_if_no_task_had_labels(self):
+        nothing, some = torch.full((2,), math.nan), torch.tensor([1.0, math.nan])
+        assert StepResult(("a", "b"), nothing, skipped=True).empty
+        assert not StepResult(("a", "b"), nothing, skipped=True, dropped=("a",)).empty
+        assert not StepResult(("a", "b"), some, skipped=True).empty
+        assert not StepResult(("a", "b"), some).empty
+
     def test_printed_form(self):
         assert repr(self.result) == "StepResult(a=1, b=2)"
         assert repr(StepResult(("a",), torch.tensor([1.0]), dropped=("a",), skipped=True)) == (

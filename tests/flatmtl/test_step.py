@@ -655,6 +655,24 @@ class TestRefusals:
         with pytest.raises(FloatingPointError, match="direction that is not finite"):
             step(Toy(), FlatMTL(lambda J: J[0] / 0.0))
 
+    def test_a_closure_without_an_argument_and_one_that_fails_within(self):
+        toy = Toy()
+        with pytest.raises(TypeError, match="given; expected a function of one argument, the names of the tasks"):
+            FlatMTL(Mean()).backward(lambda: toy.closure(TASKS), toy.split())
+
+        def closure(tasks):
+            return toy.closure(tasks, None, None, None)
+
+        with pytest.raises(TypeError, match="given$"):
+            FlatMTL(Mean()).backward(closure, toy.split())
+
+    def test_a_warning_points_at_the_users_line(self):
+        toy = Toy().bfloat16()
+        parameters = toy.split()
+        with pytest.warns(UserWarning, match="half precision") as said:
+            FlatMTL(Mean(), SAM(1e-6)).backward(toy.closure, parameters)
+        assert said[0].filename == __file__
+
     def test_a_task_that_shares_nothing(self):
         toy = Toy()
         parameters = toy.split(["left", "right"])

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flatmtl._linalg import Gramian, finite_rows, floats, gramian, weighted_sum
+from flatmtl._options import warn
 from flatmtl.aggregators.checks import check_jacobian, check_rows, check_weights, on_cpu, times
 from flatmtl.aggregators.context import Context, losses_of
 
@@ -79,7 +79,7 @@ class Aggregator(ABC):
         kind = message.partition(":")[0]
         if kind not in self._said:
             self._said |= {kind}
-            warnings.warn(f"{type(self).__name__}: {message}", UserWarning, stacklevel=3)
+            warn(f"{type(self).__name__}: {message}")
 
     def __repr__(self) -> str:
         names = [name for name in signature(type(self)).parameters if hasattr(self, name)]

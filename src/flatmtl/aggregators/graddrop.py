@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flatmtl._linalg import finite_rows, wide_blocks
+from flatmtl._linalg import finite_rows, upload, wide_blocks
 from flatmtl.aggregators.base import Drawing
 from flatmtl.aggregators.checks import check_jacobian, check_rows
 from flatmtl.aggregators.context import Context, present
@@ -68,11 +68,11 @@ class GradDrop(Drawing):
         check_jacobian(jacobian)
         jacobian = jacobian.detach()
         check_rows(finite_rows(jacobian))
-        leak = self._leak_of_rows(len(jacobian), context).to(jacobian.device)
+        leak = upload(self._leak_of_rows(len(jacobian), context), jacobian.device)
         d = jacobian.new_empty(jacobian.shape[1])
         for columns, block in wide_blocks(jacobian):
             U = torch.rand(block.shape[1], dtype=torch.float64, device="cpu", generator=self._generator)
-            positive = U.to(block.device) < sign_purity(block)
+            positive = upload(U, block.device) < sign_purity(block)
             kept = torch.where(positive, block.clamp(min=0.0), block.clamp(max=0.0))
             d[columns] = kept.sum(dim=0) + torch.mv((block - kept).T, leak)
         return d
