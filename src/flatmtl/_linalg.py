@@ -56,7 +56,7 @@ def gramian(jacobian: Tensor) -> Gramian:
     """
     m, n = jacobian.shape
     if n > SHORT and _is_quick(jacobian):
-        quick = _products_of_short_blocks(jacobian)
+        quick = _products(jacobian)
         if all(_is_safe(square, n) for square in floats(quick.diagonal())):
             return Gramian(quick, 1.0)
     scale = _power_of_two_near(jacobian) if jacobian.dtype == torch.float64 else 1.0
@@ -64,7 +64,7 @@ def gramian(jacobian: Tensor) -> Gramian:
     for _, block in wide_blocks(jacobian):
         if scale != 1.0:
             block.div_(scale)
-        G.addmm_(block, block.T)
+        G.add_(_products(block))
     return Gramian(G, scale)
 
 
@@ -92,7 +92,8 @@ def norm(tensors: Iterable[Tensor]) -> Tensor:
     if any(t.dtype == torch.float64 for t in tensors):
         parts = [_scaled_norm(t) if t.dtype == torch.float64 else inner(t, t).sqrt() for t in tensors]
         return parts[0] if len(parts) == 1 else _scaled_norm(torch.stack([p.to(parts[0].device) for p in parts]))
-    if len(tensors) > 1 and sum(t.numel() for t in tensors) <= SHORT and len({t.device for t in tensors}) == 1:
+    few = sum(t.numel() for t in tensors) <= SHORT or tensors[0].device.type != "cpu"
+    if len(tensors) > 1 and few and len({t.device for t in tensors}) == 1:  # one operation costs more than the copy
         tensors = [torch.cat([t.detach().reshape(-1) for t in tensors])]
     squares = [inner(t, t) for t in tensors]  # which float64 always holds
     return sum((s.to(squares[0].device) for s in squares[1:]), start=squares[0]).sqrt()
@@ -123,6 +124,18 @@ def copy_each(sources: Sequence[Tensor], *, to: Sequence[Tensor]) -> None:
     """Copy each source to its place."""
     if to:
         torch._foreach_copy_(list(to), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
+@torch.no_grad()
+def multiply_each(tensors: Sequence[Tensor], by: Tensor | Sequence[Tensor]) -> None:
+    """Multiply tensors in place by one number, or each by its own tensor."""
+    torch._foreach_mul_(list(tensors), by)  # pyright: ignore
+
+
+@torch.no_grad()
+def add_each(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Add to each tensor another, in place."""
+    torch._foreach_add_(list(tensors), list(others))  # pyright: ignore
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -202,13 +215,16 @@ def _is_safe(size: float, n: int) -> bool:
     return n * SAFE <= size <= 1.0 / SAFE
 
 
-def _products_of_short_blocks(jacobian: Tensor) -> Tensor:
-    r"""Return :math:`J J^\top` of a float32 matrix in float64, summed in float32 within short blocks of columns."""
-    count, rest = divmod(jacobian.shape[1], SHORT)
-    last = jacobian[:, -rest:] if rest else jacobian[:, :0]
+def _products(matrix: Tensor) -> Tensor:
+    r"""Return :math:`J J^\top` in float64, summed in the dtype of the matrix within short blocks of columns.
+
+    An accelerator takes up the blocks at once, where one product of two long, thin matrices leaves it idle.
+    """
+    count, rest = divmod(matrix.shape[1], SHORT)
+    last = matrix[:, -rest:] if rest else matrix[:, :0]
     products = (last @ last.T).double()
     if count:
-        blocks = jacobian[:, : count * SHORT].reshape(len(jacobian), count, SHORT).transpose(0, 1)
+        blocks = matrix[:, : count * SHORT].reshape(len(matrix), count, SHORT).transpose(0, 1)
         products += torch.bmm(blocks, blocks.transpose(1, 2)).sum(dim=0, dtype=torch.float64)
     return products
 

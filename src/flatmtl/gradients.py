@@ -12,7 +12,10 @@ from flatmtl._linalg import copy_each, inner, without_autocast
 from flatmtl.parameters import TaskParameters
 
 SMALL = 1 << 18
-"""Up to so many shared parameters one copy of a gradient costs less than to go through it piece by piece."""
+"""Up to so many shared parameters one copy of a gradient costs less than to go through it piece by piece on the CPU.
+
+On an accelerator it always does: each operation costs a launch.
+"""
 
 SAMPLE = 256
 """About how many entries of a gradient are looked at to see in what precision it was computed."""
@@ -178,7 +181,8 @@ class Rows:
 
     def subtract_from(self, i: int, part: Gradient) -> Tensor:
         """Set row ``i`` to the gradient minus the row, in place; return its inner product with the gradient."""
-        if self.matrix.shape[1] <= SMALL and all(g is not None for g in part):
+        few = self.matrix.shape[1] <= SMALL or self.matrix.device.type != "cpu"
+        if few and all(g is not None for g in part):
             flat = torch.cat([g.to(self.matrix.device).reshape(-1) for g in part if g is not None])
             return inner(flat, torch.sub(flat, self.matrix[i], out=self.matrix[i]))
         for view, g in zip(self._views[i], part, strict=True):

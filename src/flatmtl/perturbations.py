@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flatmtl._linalg import copy_each, fits_float32
+from flatmtl._linalg import add_each, copy_each, fits_float32, multiply_each
 from flatmtl._linalg import norm as euclidean_norm
 from flatmtl._options import check_known
 
@@ -136,13 +136,14 @@ class SAM:
             lengths = [euclidean_norm(lengths)] * len(lengths)
         for part, copies, own, length in zip(parts, kept, places, lengths, strict=True):
             factor = torch.where(length > 0, part.rho / length, 0.0)
-            for w, w0, g, place in zip(part.weights, copies, part.gradients, own, strict=True):
-                if self.is_adaptive(w):
-                    _add_multiple(w0.to(place), place, factor, times=w0.to(place), out=place)
-                else:
-                    _add_multiple(w0.to(place), g.to(place), factor, out=place)
-                if place is not w:
-                    w.copy_(place)
+            scaled = [self.is_adaptive(w) for w in part.weights]
+            for yes in {*scaled}:
+                some = [i for i, adaptive in enumerate(scaled) if adaptive == yes]
+                bases = [copies[i].to(own[i]) for i in some]
+                steps = [own[i] if yes else part.gradients[i].to(own[i]) for i in some]
+                _add_multiples(bases, steps, factor, times=bases if yes else None, out=[own[i] for i in some])
+            apart = [(place, w) for place, w in zip(own, part.weights, strict=True) if place is not w]
+            copy_each([place for place, _ in apart], to=[w for _, w in apart])
 
     def _length(self, part: Part, kept: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
         """Return the norm of ``T g``; in the places of weights that are adaptive, ``T g`` up to signs stands then."""
@@ -215,18 +216,33 @@ class ASAM(SAM):
         return self.adapt == "all" or weight.ndim > 1
 
 
-def _add_multiple(a: Tensor, b: Tensor, factor: Tensor, *, times: Tensor | None = None, out: Tensor) -> None:
-    """Put ``a + factor * b * times`` into ``out``, which may be ``b``, though the factor itself may leave float32."""
-    if factor.device.type == "cpu" and fits_float32(float(factor)):
-        step = b if times is None else torch.mul(b, times, out=out)
-        torch.add(a, step, alpha=float(factor), out=out)
+def _add_multiples(
+    bases: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    factor: Tensor,
+    *,
+    times: Sequence[Tensor] | None,
+    out: Sequence[Tensor],
+) -> None:
+    """Put ``base + factor * step * times`` into ``out``, which may hold the steps.
+
+    The factor itself may leave float32, its root does not.
+    """
+    number = float(factor) if factor.device.type == "cpu" else math.nan
+    if fits_float32(number):
+        for i, (base, step, place) in enumerate(zip(bases, steps, out, strict=True)):
+            scaled = step if times is None else torch.mul(step, times[i], out=place)
+            torch.add(base, scaled, alpha=number, out=place)
         return
-    root = factor.sqrt().to(out)
-    torch.mul(b, root, out=out)
-    if times is None:
-        torch.addcmul(a, out, root, out=out)
-    else:
-        torch.addcmul(a, out.mul_(root), times, out=out)
+    copy_each(steps, to=out)
+    for device in {place.device for place in out}:
+        some = [i for i, place in enumerate(out) if place.device == device]
+        places, root = [out[i] for i in some], factor.sqrt().to(out[some[0]])
+        multiply_each(places, root)
+        multiply_each(places, root)
+        if times is not None:
+            multiply_each(places, [times[i] for i in some])
+        add_each(places, [bases[i] for i in some])
 
 
 def _place_of(weight: Tensor) -> Tensor:
