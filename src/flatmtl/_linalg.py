@@ -2,8 +2,8 @@
 
 Sums of squares of float32 numbers under- and overflow in float32, and long sums lose digits there. So float32 on the
 CPU is summed as it is in short blocks, these in float64, and all of it again with care, every number in float64, if the
-outcome is near what float32 cannot hold. Elsewhere everything is in float64, block by block: no float64 copy of a whole
-Jacobian is ever made, and an accelerator is never waited for.
+outcome is near what float32 cannot hold, or rows are near to dependent, where small errors weigh. Elsewhere everything
+is in float64, block by block: no float64 copy of a whole Jacobian is ever made, and an accelerator is not waited for.
 """
 
 import math
@@ -16,6 +16,7 @@ from torch import Tensor
 
 SHORT = 1 << 14  # entries whose products float32 sums without losing digits that a gradient has
 SAFE = 1e-30  # sums of squares from this, for each entry, to its inverse lose nothing in float32
+REGULAR = 0.01  # least eigenvalue of the cosines; weights err by 1e-7 over it
 BLOCK_IN_CACHE = 1 << 17  # entries; in float64 they stay in a processor's cache
 BLOCK_ON_DEVICE = 1 << 22  # entries; an accelerator wants fewer, larger pieces
 
@@ -57,7 +58,7 @@ def gramian(jacobian: Tensor) -> Gramian:
     m, n = jacobian.shape
     if n > SHORT and _is_quick(jacobian):
         quick = _products(jacobian)
-        if all(_is_safe(square, n) for square in floats(quick.diagonal())):
+        if all(_is_safe(square, n) for square in floats(quick.diagonal())) and _is_regular(quick):
             return Gramian(quick, 1.0)
     scale = _power_of_two_near(jacobian) if jacobian.dtype == torch.float64 else 1.0
     G = torch.zeros(m, m, dtype=torch.float64, device=jacobian.device)
@@ -213,6 +214,16 @@ def _is_quick(tensor: Tensor) -> bool:
 def _is_safe(size: float, n: int) -> bool:
     """Return whether a sum of ``n`` products of this size lost nothing to the limits of float32."""
     return n * SAFE <= size <= 1.0 / SAFE
+
+
+def _is_regular(products: Tensor) -> bool:
+    """Return whether rows are so far from dependent that the weights of a problem bear the rounding of float32."""
+    lengths = products.diagonal().sqrt()
+    cosines = products / lengths[:, None] / lengths
+    failed = cast("Any", torch.linalg.cholesky_ex)(
+        cosines - REGULAR * torch.eye(len(cosines), dtype=cosines.dtype, device="cpu")
+    ).info
+    return not bool(failed)
 
 
 def _products(matrix: Tensor) -> Tensor:

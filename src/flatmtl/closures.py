@@ -62,8 +62,8 @@ def listed(closure: object) -> list[Closure]:
         TypeError: if something in it is no function.
         ValueError: if the list is empty.
     """
-    several = isinstance(closure, Iterable) and not isinstance(closure, (Mapping, str, Tensor))
-    closures: list[Any] = list(cast("Iterable[Any]", closure)) if several else [closure]
+    single = callable(closure) or isinstance(closure, (Mapping, str, Tensor)) or not isinstance(closure, Iterable)
+    closures: list[Any] = [closure] if single else list(cast("Iterable[Any]", closure))
     if not closures:
         raise ValueError("the list of closures is empty; expected one closure for each micro-batch.")
     for item in closures:

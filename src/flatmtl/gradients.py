@@ -192,7 +192,10 @@ class Rows:
 
 def scaled(part: Gradient, factor: Tensor | None, dtype: torch.dtype) -> Gradient:
     """Return a gradient times a factor, formed in ``dtype``; ``None`` is a factor of one."""
-    return part if factor is None else [None if g is None else g.to(dtype) * factor.to(g.device, dtype) for g in part]
+    if factor is None:
+        return part
+    wide = [None if g is None else g.to(torch.promote_types(g.dtype, dtype)) for g in part]
+    return [None if g is None else g * factor.to(g) for g in wide]
 
 
 def add_to_grad(parameter: Parameter, value: Tensor) -> None:

@@ -167,8 +167,8 @@ class FlatMTL:
         self._say_if_untrained(parameters)
         restore = self._branches.snapshot()
         step = self._step(closures, parameters, _enabled(scaler))
-        self._busy = True
         try:
+            self._busy = True
             parameters.find_modules(closures)
             try:
                 result = step.run()
@@ -265,7 +265,7 @@ class FlatMTL:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out of copies what is of one step only, and the buffer that every step can make anew."""
-        return {**vars(self), "_last": None, "_rows": None}
+        return {**vars(self), "_last": None, "_rows": None, "_busy": False}
 
     def __repr__(self) -> str:
         how = "" if isinstance(self.aggregator, LossWeighting) else f", combine={self.options.combine!r}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from flatmtl._linalg import weighted_sum
+from flatmtl._linalg import copy_each, weighted_sum
 from flatmtl._options import warn
 from flatmtl.closures import Closure
 from flatmtl.gradients import Gradient, GraphNotKept, Rows, add, gradient, scaled
@@ -51,6 +51,7 @@ class Passes:
         self._starts: list[World] = []
         self._ends: list[World] = []
         self._between: RandomStreams | None = None
+        self._kept: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
 
     def clean(self) -> None:
         """Fill the rows with the loss gradients of the tasks that are present."""
@@ -71,6 +72,11 @@ class Passes:
         self.rows.keep(some)
         self.tasks = [self.tasks[i] for i in some]
 
+    def make_finite(self, task: Task) -> None:
+        """Put zeros for what is not finite in gradients that the host has not seen: no closure is to run at NaN."""
+        self.rows.matrix[self.tasks.index(task)].nan_to_num_(0.0, 0.0, 0.0)
+        task.head = [None if g is None else g.nan_to_num(0.0, 0.0, 0.0) for g in task.head]
+
     def perturbed(
         self,
         perturbation: SAM,
@@ -88,7 +94,7 @@ class Passes:
         common = None if local == 1.0 else self._common_direction(J, weights, of_sum=one_for_all)
         everyone = list(self.tasks)
         weight_of = dict.fromkeys(everyone) if weights is None else dict(zip(everyone, weights, strict=True))
-        with kept(self.parameters.shared, self.rows.places):
+        with self._keeping(self.parameters.shared, self.rows.places):
             for group in [everyone] if one_for_all else [[task] for task in everyone]:
                 present = [task for task in group if task in self.tasks]
                 if not present:
@@ -119,11 +125,19 @@ class Passes:
     def _perturbed_weights(self, perturbation: SAM, trunk: Part, heads: Sequence[Part]) -> Generator[None]:
         """Perturb a trunk, which is kept already, and heads, which are put back after this context."""
         places = [[torch.empty_like(w) for w in head.weights] for head in heads]
-        with kept([w for head in heads for w in head.weights], [p for place in places for p in place]):
+        with self._keeping([w for head in heads for w in head.weights], [p for place in places for p in place]):
             ascend(perturbation, [trunk, *heads], [self.rows.places, *places])
             if self.learned.unmoved is None:
                 self._look_at_half_precision()
             yield
+
+    @contextmanager
+    def _keeping(self, weights: Sequence[Tensor], places: Sequence[Tensor]) -> Generator[None]:
+        """Keep weights as :func:`kept` does; :meth:`roll_back` puts them back if a signal comes when that is to."""
+        with kept(weights, places):
+            self._kept.append((weights, places))
+            yield
+        self._kept.pop()
 
     def _look_at_half_precision(self) -> None:
         """Say how many of the perturbed weights did not move, if any are kept in half precision."""
@@ -165,7 +179,9 @@ class Passes:
             start.restore()
 
     def roll_back(self) -> None:
-        """Put the buffers back to before the step, and the random streams to where the clean pass left them."""
+        """Put weights and buffers back to before the step, and the random streams to where the clean pass left them."""
+        for weights, places in self._kept:
+            copy_each(places, to=weights)
         for start in reversed(self._starts):
             start.buffers.restore()
         if self._ends:
@@ -224,7 +240,8 @@ class Passes:
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """Return the loss times the scaler's scale."""
-        return loss if self._scaler is None else self._scaler.scale(loss)
+        with torch.enable_grad():
+            return loss if self._scaler is None else self._scaler.scale(loss)
 
     def _value(self, loss: Tensor) -> Tensor:
         """Return a loss as a number beside the rows, in float64."""

@@ -143,7 +143,8 @@ class SAM:
                 steps = [own[i] if yes else part.gradients[i].to(own[i]) for i in some]
                 _add_multiples(bases, steps, factor, times=bases if yes else None, out=[own[i] for i in some])
             apart = [(place, w) for place, w in zip(own, part.weights, strict=True) if place is not w]
-            copy_each([place for place, _ in apart], to=[w for _, w in apart])
+            if apart:
+                copy_each([place for place, _ in apart], to=[w for _, w in apart])
 
     def _length(self, part: Part, kept: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
         """Return the norm of ``T g``; in the places of weights that are adaptive, ``T g`` up to signs stands then."""

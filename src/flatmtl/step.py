@@ -97,9 +97,10 @@ class Step:
         G, losses, *sizes = self._coming.wait()
         self._coming = None
         finite: list[bool] = []
-        for task, loss, length in zip(tasks, losses, floats(G.diagonal() + torch.stack(sizes)), strict=True):
+        for task, loss in zip(tasks, losses, strict=True):
             task.loss = loss
-            finite.append(self.is_finite(task, "loss", float(loss), length))
+        for task, length in zip(tasks, floats(G.diagonal() + torch.stack(sizes)), strict=True):
+            finite.append(self.is_finite(task, "loss", float(task.loss), length))
         assert self.loss_gramian is not None
         self.loss_gramian = Gramian(G, self.loss_gramian.scale).of(self.leave_out(finite))
         self.found["gramian_loss"] = self.loss_gramian.products()
@@ -147,6 +148,8 @@ class Step:
             return self.aggregate("loss", self.passes.tasks, out=self.passes.rows.direction)
         d_flat = None
         if perturbation is not None:
+            if self._coming is not None:
+                self.passes.make_finite(self.passes.tasks[0])
             self.passes.perturbed(perturbation, self.take_flat_gradient)
             d_flat = self.flat_direction()
         assert self.loss_direction is not None
@@ -204,9 +207,10 @@ class Step:
         ).wait()
         gramian = Gramian(G, gramian.scale)
         intra = products - gramian.products().diagonal()  # <g_sam - f, f>
-        for i, (task, bound) in enumerate(zip(tasks, floats(products + lengths), strict=True)):
+        for i, task in enumerate(tasks):
             task.perturbed_loss, task.intra = found_losses[i], intra[i]
-            if self.is_finite(task, "perturbed loss", float(task.perturbed_loss), bound):
+        for task, loss, bound in zip(tasks, floats(found_losses), floats(products + lengths), strict=True):
+            if self.is_finite(task, "perturbed loss", loss, bound):
                 task.has_flat, task.head = True, task.sam_head
         return gramian
 
@@ -284,7 +288,7 @@ class Step:
         """Return values of some tasks as a vector or matrix over all tasks, NaN for the others."""
         count = len(self.passes.parameters.tasks)
         if len(tasks) == count:
-            return values
+            return values.clone()  # it may be the aggregator's own memory
         places = torch.tensor([task.position for task in tasks], dtype=torch.long, device="cpu")
         out = torch.full([count] * values.ndim, math.nan, dtype=torch.float64, device="cpu")
         out[torch.meshgrid(*[places] * values.ndim, indexing="ij")] = values

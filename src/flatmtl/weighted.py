@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from flatmtl._linalg import floats, weighted_sum
 from flatmtl.gradients import add_to_grad, gradient, scaled
 from flatmtl.passes import Passes
-from flatmtl.perturbations import SAM, Part, kept
+from flatmtl.perturbations import SAM, Part
 from flatmtl.step import Skipped, Step, context_of, size
 from flatmtl.task import Task
 from flatmtl.transfer import Transfer
@@ -105,7 +105,7 @@ class SummedPasses(Passes):
         """
         trunk = Part(self.parameters.shared, self.rows.views(0), perturbation.rho)
         heads = [self._head(task, perturbation.rho_heads) for task in self.tasks]
-        with kept(trunk.weights, self.rows.places), self._perturbed_weights(perturbation, trunk, heads):
+        with self._keeping(trunk.weights, self.rows.places), self._perturbed_weights(perturbation, trunk, heads):
             losses = self._losses_again(0, [task.name for task in self.tasks])
             self._take(losses, weights)
         *values, length = Transfer([*(losses[task.name] for task in self.tasks), self.size()]).wait()
@@ -120,8 +120,9 @@ class SummedPasses(Passes):
     def _take(self, losses: Mapping[str, Tensor], weights: Tensor) -> None:
         """Put the gradient of the weighted sum into row 0 and the heads."""
         heads = [self.parameters.heads[task.name] for task in self.tasks]
-        terms = [_wide(losses[task.name]) * float(w) for task, w in zip(self.tasks, weights, strict=True)]
-        total = self._scaled(torch.stack([term.to(terms[0].device) for term in terms]).sum())
+        with torch.enable_grad():
+            terms = [_wide(losses[task.name]) * float(w) for task, w in zip(self.tasks, weights, strict=True)]
+            total = self._scaled(torch.stack([term.to(terms[0].device) for term in terms]).sum())
         parameters = [*self.parameters.shared, *(p for head in heads for p in head)]
         both = gradient(total, parameters, keep_graph=False)
         sizes = [len(self.parameters.shared), *map(len, heads)]

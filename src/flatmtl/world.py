@@ -125,6 +125,8 @@ def _own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 def _may_change(buffer: Tensor) -> bool:
     """Return whether the buffer can be written: an expanded one cannot, nor a compressed sparse one."""
+    if buffer.is_inference():
+        return False
     if buffer.layout != torch.strided:
         return buffer.layout == torch.sparse_coo
     return all(stride != 0 or size <= 1 for size, stride in zip(buffer.shape, buffer.stride(), strict=True))

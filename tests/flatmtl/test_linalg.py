@@ -241,6 +241,17 @@ class TestLongFloat32Rows:
         found = weighted_sum(J, w, gramian=gramian(J))
         assert float((found.double() - expected).norm() / expected.norm()) < 3e-6
 
+    @pytest.mark.parametrize("angle", [1e-5, 1e-4, 1e-3, 1e-2, 0.3])
+    @pytest.mark.parametrize("opposite", [False, True], ids=["alike", "opposite"])
+    def test_products_of_rows_near_to_dependent_are_exact(self, angle, opposite):
+        """Weights of exact methods go by what little the rows differ in."""
+        n = _linalg.SHORT + 616
+        a, b = torch.linalg.qr(rows(2, n).T).Q.T
+        J = torch.stack([a, (-1.0 if opposite else 1.0) * (a + angle * b)]).float()
+        G, _ = gramian(J)
+        expected = J.double() @ J.double().T
+        assert float((G - expected).abs().max()) < 1e-7 * min(1.0, 1e4 * angle**2)
+
     @pytest.mark.parametrize("weight", [1e-36, 1e-33, 1e33, 1e36, 1e42])
     def test_weights_may_be_of_any_size(self, weight):
         J = (rows(2, 2 * _linalg.SHORT) / weight).float()

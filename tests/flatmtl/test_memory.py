@@ -1,13 +1,14 @@
 """Memory of a step, counted in bytes of live tensors, and what a step makes the host wait for."""
 
 import gc
+import math
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.flatmtl.toys import EVERY, TASKS, Toy, aggregator
+from tests.flatmtl.toys import EVERY, TASKS, Toy, aggregator, assert_same
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -293,6 +294,38 @@ class Device(TorchDispatchMode):
 
 def values(item: object) -> object:
     return item.values_on_cpu if isinstance(item, Elsewhere) else item
+
+
+class TestLateNews:
+    """A device is given task 1's perturbed pass before the host knows what came out of the clean one."""
+
+    @pytest.mark.parametrize("call", [1, 2, 4], ids=["clean pass", "first perturbed pass", "last perturbed pass"])
+    @pytest.mark.parametrize("mode", ["raise", "drop_task", "skip_step"])
+    @pytest.mark.parametrize("bad", TASKS)
+    def test_what_is_not_finite_is_acted_upon_and_no_closure_runs_at_it(self, bad, mode, call):
+        toy, seen = Toy().float(), []
+        toy.x, toy.y = toy.x.float(), {t: y.float() for t, y in toy.y.items()}
+
+        def closure(tasks):
+            seen.append(all(bool(values(p.detach()).isfinite().all()) for p in toy.parameters()))
+            losses = toy.closure(tasks)
+            return {t: loss * math.nan if t == bad and len(seen) == call else loss for t, loss in losses.items()}
+
+        with Device():
+            move(toy)
+            parameters, mtl = toy.split(), FlatMTL(CAGrad(), SAM(0.1), on_nonfinite=mode)
+            before = [values(p.detach()).clone() for p in toy.parameters()]
+            happens = call == 1 or TASKS.index(bad) == call - 2
+            if mode == "raise" and happens:
+                with pytest.raises(FloatingPointError, match=f"task '{bad}' is nan"):
+                    mtl.backward(closure, parameters)
+            else:
+                result = mtl.backward(closure, parameters)
+                assert result.dropped == ((bad,) if happens else ())
+                assert result.skipped == (happens and mode == "skip_step")
+            after = [values(p.detach()) for p in toy.parameters()]
+        assert all(seen)
+        assert_same(after, before)
 
 
 @pytest.mark.filterwarnings("ignore:the parameters of .* still hold the gradient")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from flatmtl import ASAM, SAM, FlatMTL, TaskParameters
-from flatmtl.aggregators import AGGREGATORS, MGDA, UW, CAGrad, LossWeighting, Mean, PCGrad, Sum
+from flatmtl.aggregators import AGGREGATORS, MGDA, UW, CAGrad, GramianAggregator, LossWeighting, Mean, PCGrad, Sum
 
 WEIGHTINGS = [name for name in EVERY if issubclass(AGGREGATORS[name], LossWeighting)]
 WAYS = [(name, how) for name in EVERY for how in (["direct"] if name in WEIGHTINGS else COMBINE)]
@@ -419,6 +419,49 @@ class TestLoops:
         with pytest.warns(UserWarning, match="are in no optimizer, or not cleared with it"):
             step()
         step()  # warnings are errors
+
+
+class TestResults:
+    """What a step returned is not touched by what comes after it."""
+
+    def test_weights_are_not_the_aggregators_own_memory(self):
+        class Counting(GramianAggregator):
+            def __init__(self) -> None:
+                self.w = torch.ones(len(TASKS), dtype=torch.float64)
+
+            def weights(self, gramian, context=None):
+                self.w += 1.0
+                return self.w
+
+        toy, mtl = Toy(), FlatMTL(Counting())
+        results = [mtl.backward(toy.closure, toy.split()) for _ in range(2)]
+        assert [r.weights_loss.tolist() for r in results] == [[2.0] * 3, [3.0] * 3]
+
+    @pytest.mark.parametrize("combine", COMBINE)
+    @pytest.mark.parametrize("name", EVERY)
+    def test_nothing_of_it_changes_with_the_next_step(self, name, combine):
+        toy, mtl = Toy(), FlatMTL(aggregator(name), SAM(0.1), combine=combine)
+        parameters = toy.split()
+        result = mtl.backward(toy.closure, parameters)
+        gradients, before = toy.gradients(), copy.deepcopy(result.statistics())
+        torch.optim.SGD([*toy.parameters(), *mtl.parameters()], lr=0.1).step()
+        for p in mtl.parameters():
+            p.grad = None
+        mine = [p.grad for p in toy.parameters()]
+        toy.zero_grad()
+        mtl.backward(toy.closure, parameters)
+        assert_same(result.statistics(), before)
+        assert_same(mine, list(gradients.values()))
+
+    def test_a_copy_made_within_a_closure_is_free(self):
+        toy, mtl, copies = Toy(), FlatMTL(CAGrad()), []
+
+        def closure(tasks):
+            copies.append(copy.deepcopy(mtl))
+            return toy.closure(tasks)
+
+        mtl.backward(closure, toy.split())
+        copies[0].backward(toy.closure, toy.split())
 
 
 class Run:

@@ -11,7 +11,7 @@ from tests.flatmtl.toys import EVERY, TASKS, Toy, aggregator, assert_same
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from flatmtl import ASAM, SAM, FlatMTL, Monitor
+from flatmtl import ASAM, SAM, FlatMTL, Monitor, TaskParameters
 from flatmtl.aggregators import MGDA, CAGrad, Mean
 from flatmtl.aggregators.context import Context
 from flatmtl.aggregators.weightings import UW
@@ -196,6 +196,28 @@ class TestHalfPrecisionWeights:
             toy = Toy()
             toy.to(dtype)
             backward(toy, FlatMTL(Mean(), perturbation))
+
+
+@pytest.mark.parametrize("name", ["cagrad", "uw"])
+@pytest.mark.parametrize("perturbation", [None, SAM(0.1)], ids=repr)
+def test_heads_in_float64_keep_their_precision_beside_a_trunk_in_float32(name, perturbation):
+    toy, found = Toy(), []
+    toy.trunk.float()
+    heads = {task: head.parameters() for task, head in toy.heads.items()}
+    parameters = TaskParameters(toy.trunk.parameters(), heads, model=toy)
+
+    def closure(tasks, rows=slice(None)):
+        z = toy.trunk(toy.x[rows].float()).double()
+        return {t: (toy.heads[t](z) - toy.y[t][rows]).square().mean() for t in tasks}
+
+    for count, scaler in ((1, None), (2, None), (1, GradScaler("cpu", init_scale=1024.0))):
+        toy.zero_grad()
+        halves = [lambda tasks, r=slice(i * 8 // count, (i + 1) * 8 // count): closure(tasks, r) for i in range(count)]
+        FlatMTL(aggregator(name), perturbation).backward(halves, parameters, scaler=scaler)
+        scale = 1.0 if scaler is None else 1024.0
+        found.append([p.grad / scale for p in toy.heads.parameters()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-12, atol=0.0)
 
 
 class TestLossScale:

@@ -666,6 +666,15 @@ class TestRefusals:
         with pytest.raises(TypeError, match="given$"):
             FlatMTL(Mean()).backward(closure, toy.split())
 
+    def test_a_closure_that_can_be_iterated_over_is_one_closure(self):
+        class Closure(nn.Sequential):
+            def forward(self, tasks):
+                return toy.closure(tasks)
+
+        toy = Toy()
+        FlatMTL(Mean()).backward(Closure(nn.Identity(), nn.Identity()), toy.split())
+        assert toy.asked[-1] == list(TASKS)
+
     def test_a_warning_points_at_the_users_line(self):
         toy = Toy().bfloat16()
         parameters = toy.split()

@@ -112,6 +112,29 @@ class TestRandomStreams:
         assert "numpy" not in sys.modules
 
 
+class Counts(nn.Linear):
+    """Replaces a buffer in every pass, as caches do."""
+
+    def __init__(self, *size: int) -> None:
+        super().__init__(*size)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, z: Tensor) -> Tensor:
+        self.passes = self.passes + 1.0
+        return super().forward(z)
+
+
+def test_buffers_made_in_inference_mode_are_put_back_too():
+    toy = Toy(Counts(4, 5))
+    with torch.inference_mode():
+        toy.closure(TASKS)
+    assert toy.trunk.passes.is_inference()
+    parameters, before = toy.split(), toy.trunk.passes
+    assert toy.trunk.passes is before
+    FlatMTL(Mean(), SAM(0.1)).backward(toy.closure, parameters)
+    assert float(toy.trunk.passes) == 2.0
+
+
 class Noise(nn.Module):
     """An augmentation that draws from every global random stream."""
 
