@@ -96,8 +96,16 @@ def test_nothing_waits_but_for_the_transfers(name, perturbation):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_gramians_and_directions_do_without_tf32(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+@pytest.fixture
+def tf32():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("tf32")
+def test_gramians_and_directions_do_without_tf32():
     model = Wide(3)
     model.cuda()
     model.x, rows = model.x.cuda(), []

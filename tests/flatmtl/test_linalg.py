@@ -207,9 +207,9 @@ class TestLongFloat32Rows:
         lengths = norms[:, None] * norms
         torch.testing.assert_close(G / lengths, expected / lengths, rtol=0.0, atol=3e-7)
         for found, true in (careful(lambda: inner(J[0], J[1])), careful(lambda: inner(J[2], J[2]))):
-            assert abs(float(found - true)) <= 3e-7 * float(norms[0] * norms[1] + norms[2] ** 2)
+            assert abs(float(found - true)) <= 1e-6 * float(norms[0] * norms[1] + norms[2] ** 2)
         found, true = careful(lambda: norm([J[1], J[2]]))
-        assert float(found) == pytest.approx(float(true), rel=3e-7)
+        assert float(found) == pytest.approx(float(true), rel=1e-6)
 
     def test_one_entry_stands_out(self, careful):
         """A tiny row with one normal entry: what the others add is less than rounding."""
