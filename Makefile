@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # one thread for each of the two processes
 
 # "3.11" if $(PYTHON) is new enough, "old" if not, empty if there is none.
 VERSION := $(shell $(PYTHON) -c 'import sys; v = sys.version_info; print("%d.%d" % v[:2] if v >= (3, 11) else "old")' 2>/dev/null)

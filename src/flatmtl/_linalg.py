@@ -133,13 +133,13 @@ def copy_each(sources: Sequence[Tensor], *, to: Sequence[Tensor]) -> None:
 @torch.no_grad()
 def multiply_each(tensors: Sequence[Tensor], by: Tensor | Sequence[Tensor]) -> None:
     """Multiply tensors in place by one number, or each by its own tensor."""
-    torch._foreach_mul_(list(tensors), by)  # pyright: ignore
+    torch._foreach_mul_(list(tensors), by)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportArgumentType, reportCallIssue]
 
 
 @torch.no_grad()
 def add_each(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
     """Add to each tensor another, in place."""
-    torch._foreach_add_(list(tensors), list(others))  # pyright: ignore
+    torch._foreach_add_(list(tensors), list(others))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -221,8 +221,7 @@ def _is_safe(size: float, n: int) -> bool:
 
 def _is_regular(products: Tensor) -> bool:
     """Return whether rows are so far from dependent that the weights of a problem bear the rounding of float32."""
-    lengths = products.diagonal().sqrt()
-    cosines = products / lengths[:, None] / lengths
+    cosines = as_cosines(products)
     failed = cast("Any", torch.linalg.cholesky_ex)(
         cosines - REGULAR * torch.eye(len(cosines), dtype=cosines.dtype, device="cpu")
     ).info

@@ -1,14 +1,15 @@
 """Task gradients: the rows of the Jacobian in one buffer, each head's gradient beside it, and ``.grad``."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, autograd
 from torch.nn import Parameter
 
 from flatmtl._linalg import copy_each, inner, without_autocast
+from flatmtl.graph import edges
 from flatmtl.parameters import TaskParameters
 
 SMALL = 1 << 18
@@ -69,7 +70,7 @@ def _allow_keeping(loss: Tensor) -> bool:
     """
     allowed = [
         metadata
-        for node in _nodes(loss)
+        for node in {node for node, _ in edges(loss)}
         if (metadata := getattr(getattr(node, "_forward_cls", None), "metadata", None)) is not None
         and getattr(metadata, "bw_donated_idxs", []) != []
     ]
@@ -78,18 +79,6 @@ def _allow_keeping(loss: Tensor) -> bool:
     for metadata in allowed:
         metadata.bw_donated_idxs = []
     return True
-
-
-def _nodes(loss: Tensor) -> Iterator[Any]:
-    """Iterate over the autograd graph of a loss."""
-    seen: set[Any] = set()
-    stack: list[Any] = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            stack += [parent for parent, _ in node.next_functions]
-            yield node
 
 
 def add(total: Gradient, more: Gradient) -> Gradient:

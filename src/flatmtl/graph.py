@@ -1,6 +1,6 @@
 """The autograd graph of a loss: which leaves it reaches, and where it does not tell."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -26,6 +26,19 @@ class Graph(NamedTuple):
     entries: dict[Any, set[int]]
 
 
+def edges(loss: Tensor) -> Iterator[tuple[Any, int]]:
+    """Iterate over the graph of a loss: each node, with the number of its output, once for each way into it."""
+    seen: set[Any] = set()
+    stack: list[tuple[Any, int]] = [(loss.grad_fn, 0)]
+    while stack:
+        node, output = stack.pop()
+        if node is not None:
+            yield node, output
+            if node not in seen:
+                seen.add(node)
+                stack += node.next_functions
+
+
 def walk(task: str, loss: Tensor) -> Graph:
     """Return what the loss of a task depends on.
 
@@ -36,16 +49,10 @@ def walk(task: str, loss: Tensor) -> Graph:
     if loss.grad_fn is None:
         graph.leaves[id(loss)] = loss
         return graph
-    seen: set[Any] = set()
-    stack: list[tuple[Any, int]] = [(loss.grad_fn, 0)]
-    while stack:
-        node, output = stack.pop()
+    for node, output in edges(loss):
         kind = _kind(node)
         if kind in _OPAQUE:
             graph.entries.setdefault(node, set()).add(output)
-        if node in seen:
-            continue
-        seen.add(node)
         if kind == "CheckpointFunctionBackward":
             raise ValueError(
                 f"the loss of task {task!r} passes through activation checkpointing with use_reentrant=True, which "
@@ -55,7 +62,6 @@ def walk(task: str, loss: Tensor) -> Graph:
         leaf = getattr(node, "variable", None)
         if kind == "AccumulateGrad" and isinstance(leaf, Tensor):
             graph.leaves[id(leaf)] = leaf
-        stack.extend(parent for parent in node.next_functions if parent[0] is not None)
     return graph
 
 

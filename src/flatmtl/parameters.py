@@ -291,6 +291,15 @@ def _reached(model: nn.Module, closures: Sequence[Closure], tasks: Sequence[str]
     return reached
 
 
+def independent(task: str) -> ValueError:
+    """Return the error about a task whose loss reaches no shared parameter."""
+    return ValueError(
+        f"no gradient of task {task!r} reaches any shared parameter: the tasks are independent. "
+        "Check that the losses come from one forward pass and that nothing is detached (activation "
+        "checkpointing detaches with use_reentrant=True: pass False)."
+    )
+
+
 def check_single_process(model: nn.Module | None) -> None:
     """Raise if gradients would have to be averaged over processes or devices, which this version does not do.
 
@@ -346,11 +355,7 @@ def _split(model: nn.Module, reached: Mapping[str, Mapping[int, Tensor]]) -> Tas
             heads[owners[0]].append(parameter)
     for task, leaves in reached.items():
         if not any(id(p) in leaves for p in shared):
-            raise ValueError(
-                f"no gradient of task {task!r} reaches any shared parameter: the tasks are independent. "
-                "Check that the losses come from one forward pass and that nothing is detached (activation "
-                "checkpointing detaches with use_reentrant=True: pass False)."
-            )
+            raise independent(task)
     return TaskParameters(shared, heads, model=model)
 
 

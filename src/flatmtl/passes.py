@@ -11,7 +11,7 @@ from flatmtl._linalg import copy_each, weighted_sum
 from flatmtl._options import warn
 from flatmtl.closures import Closure
 from flatmtl.gradients import Gradient, GraphNotKept, Rows, add, gradient, scaled
-from flatmtl.parameters import TaskParameters
+from flatmtl.parameters import TaskParameters, independent
 from flatmtl.perturbations import SAM, Part, ascend, kept
 from flatmtl.replay import Replay
 from flatmtl.task import Learned, Take, Task
@@ -250,11 +250,7 @@ class Passes:
     def _check_reached(self, name: str, part: Gradient) -> None:
         """Raise if a loss reaches no shared parameter."""
         if all(g is None for g in part):
-            raise ValueError(
-                f"no gradient of task {name!r} reaches any shared parameter: the tasks are independent. "
-                "Check that the losses come from one forward pass and that nothing is detached (activation "
-                "checkpointing detaches with use_reentrant=True: pass False)."
-            )
+            raise independent(name)
 
     def _take_clean(
         self, tasks: dict[str, Task], number: int, name: str, loss: Tensor, part: Gradient, head: Gradient

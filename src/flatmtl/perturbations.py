@@ -252,20 +252,6 @@ def _place_of(weight: Tensor) -> Tensor:
     return weight if weight.dtype == wide else torch.empty_like(weight, dtype=wide)
 
 
-@contextmanager
-def perturbed(perturbation: SAM, parts: Sequence[Part], places: Sequence[Sequence[Tensor]]) -> Generator[None]:
-    """Perturb the weights within this context and put them back bit for bit after it, whatever happens in it.
-
-    Args:
-        perturbation: says how.
-        parts: weights with the gradients to ascend along.
-        places: for each part, tensors like its weights in which the weights are kept meanwhile.
-    """
-    with kept([w for part in parts for w in part.weights], [p for place in places for p in place]):
-        ascend(perturbation, parts, places)
-        yield
-
-
 def ascend(perturbation: SAM, parts: Sequence[Part], places: Sequence[Sequence[Tensor]]) -> None:
     """Perturb the weights of :func:`kept`, which may be perturbed otherwise already."""
     perturbation.ascend(parts, places)
@@ -274,22 +260,13 @@ def ascend(perturbation: SAM, parts: Sequence[Part], places: Sequence[Sequence[T
 
 @contextmanager
 def kept(weights: Sequence[Tensor], places: Sequence[Tensor]) -> Generator[None]:
-    """Keep weights in places of their kind, and put them back bit for bit in the end, whatever happens meanwhile."""
+    """Keep weights in places of their kind, and put them back bit for bit in the end, also after an exception."""
     copy_each(weights, to=places)
     try:
         yield
     finally:
-        _put_back(places, weights)
+        copy_each(places, to=weights)
         torch.clear_autocast_cache()
-
-
-def _put_back(places: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """Put weights back, all of them also if a signal such as Ctrl-C comes meanwhile."""
-    try:
-        copy_each(places, to=weights)
-    except BaseException:
-        copy_each(places, to=weights)
-        raise
 
 
 def _radius(name: str, value: float) -> float:

@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatmtl import ASAM, SAM
-from flatmtl.perturbations import Part, perturbed
+from flatmtl.perturbations import Part, ascend, kept
 
 
 def moved(perturbation: SAM, weights, gradients, radii=(0.3, 0.7)):
     """Return by how much each part's weights move, one vector a part."""
     parts = [Part([w], [g], rho) for w, g, rho in zip(weights, gradients, radii, strict=True)]
     before = [w.clone() for w in weights]
-    with perturbed(perturbation, parts, [[torch.empty_like(w)] for w in weights]):
+    places = [torch.empty_like(w) for w in weights]
+    with kept(weights, places):
+        ascend(perturbation, parts, [[place] for place in places])
         steps = [w - b for w, b in zip(weights, before, strict=True)]
     for w, b in zip(weights, before, strict=True):
         assert torch.equal(w, b)
@@ -79,7 +81,8 @@ def test_weights_come_back_when_the_body_raises():
     seen = []
 
     def body():
-        with perturbed(SAM(1.0), parts, places):
+        with kept(weights[:1], places[0]):
+            ascend(SAM(1.0), parts, places)
             seen.append(weights[0].clone())
             raise KeyError
 
