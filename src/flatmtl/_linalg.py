@@ -17,7 +17,7 @@ from torch import Tensor
 SHORT = 1 << 14  # entries whose products float32 sums without losing digits that a gradient has
 SAFE = 1e-30  # sums of squares from this, for each entry, to its inverse lose nothing in float32
 REGULAR = 0.01  # least eigenvalue of the cosines; weights err by 1e-7 over it
-BLOCK_IN_CACHE = 1 << 17  # entries; in float64 they stay in a processor's cache
+BLOCK_IN_CACHE = 1 << 17  # entries; in float64 they stay in a processor's cache, as twice as many do in float32
 BLOCK_ON_DEVICE = 1 << 22  # entries; an accelerator wants fewer, larger pieces
 
 
@@ -48,6 +48,11 @@ class Gramian(NamedTuple):
         """Return the norms of the rows, shape ``(m,)``."""
         return self.G.diagonal().sqrt() * self.scale
 
+    def norm_of_sum(self, weights: Tensor) -> float:
+        r"""Return :math:`\lVert J^\top w \rVert`."""
+        w = weights.to(self.G)
+        return math.sqrt(max(float(w @ self.G @ w), 0.0)) * self.scale
+
 
 def gramian(jacobian: Tensor) -> Gramian:
     """Return the Gramian of the rows of ``jacobian``, on the same device.
@@ -70,18 +75,21 @@ def gramian(jacobian: Tensor) -> Gramian:
 
 
 def weighted_sum(
-    jacobian: Tensor, weights: Tensor, *, gramian: Gramian | None = None, out: Tensor | None = None
+    jacobian: Tensor, weights: Tensor, *, gramian: Gramian | None = None, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    r"""Return :math:`J^\top w` of shape ``(n,)`` in the dtype of ``J``.
+    r"""Return :math:`J^\top w` of shape ``(n,)`` in the dtype of ``J``, in ``out`` if given; or ``add`` it to that.
 
     It is summed in float64 and rounded once; in float32 if the Gramian says that the rows hardly cancel.
     """
     total = jacobian.new_empty(jacobian.shape[1]) if out is None else out
+    before = 1.0 if add else 0.0  # with 0, what stands there is not read
     if jacobian.dtype == torch.float32 and gramian is not None and _hardly_cancel(weights, gramian):
-        return torch.mv(jacobian.T, upload(weights.to(jacobian.dtype), jacobian.device), out=total)
+        weights = upload(weights.to(jacobian.dtype), jacobian.device)
+        return torch.addmv(total, jacobian.T, weights, beta=before, out=total)
     weights = upload(weights.double(), jacobian.device)
     for columns, block in wide_blocks(jacobian):
-        total[columns] = torch.mv(block.T, weights)
+        part = torch.mv(block.T, weights)
+        total[columns] = total[columns] + part if add else part
     return total
 
 
@@ -91,35 +99,69 @@ def norm(tensors: Iterable[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
     if any(t.dtype == torch.float64 for t in tensors):
-        parts = [_scaled_norm(t) if t.dtype == torch.float64 else inner(t, t).sqrt() for t in tensors]
+        parts = [_scaled_norm(t) if t.dtype == torch.float64 else inner([t], [t]).sqrt() for t in tensors]
         return parts[0] if len(parts) == 1 else _scaled_norm(torch.stack([p.to(parts[0].device) for p in parts]))
     few = sum(t.numel() for t in tensors) <= SHORT or tensors[0].device.type != "cpu"
     if len(tensors) > 1 and few and len({t.device for t in tensors}) == 1:  # one operation costs more than the copy
         tensors = [torch.cat([t.detach().reshape(-1) for t in tensors])]
-    squares = [inner(t, t) for t in tensors]  # which float64 always holds
-    return sum((s.to(squares[0].device) for s in squares[1:]), start=squares[0]).sqrt()
+    return inner(tensors, tensors).sqrt()  # float64 always holds the squares
 
 
-def inner(a: Tensor, b: Tensor) -> Tensor:
-    """Return the inner product over all entries of two tensors of one shape, a float64 scalar.
+@torch.no_grad()
+def inner(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Return the inner product over all entries of two lists of tensors of the same shapes, a float64 scalar.
 
     Long float32 tensors are summed in float32 within blocks: six digits, where a Gramian has seven.
     """
-    same = a is b
-    a, b = a.detach().reshape(-1), b.detach().reshape(-1)
-    if a.numel() <= SHORT:
-        wide = a.double()
-        return torch.dot(wide, wide if same else b.double())
-    if _is_quick(a) and _is_quick(b):
-        pairs = zip(torch.split(a, BLOCK_IN_CACHE), torch.split(b, BLOCK_IN_CACHE), strict=True)
-        quick = torch.stack([torch.dot(x, y) for x, y in pairs])
-        total = quick.sum(dtype=torch.float64)
-        if _is_safe(abs(float(total)), len(a)):
-            return total
-    total = torch.zeros((), dtype=torch.float64, device=a.device)
-    size = _entries_per_block(a)
-    for start in range(0, len(a), size):
-        total += torch.dot(a[start : start + size].double(), b[start : start + size].double())
+    if _are_quick(some, others):
+        quick = [torch.dot(a, b) for a, b in _pairs_of_blocks(some, others)]
+        return _sum_of_quick(quick, some, others)
+    return _careful_inner(some, others)
+
+
+@torch.no_grad()
+def subtract_each(rows: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """Set each row to the value minus it; return the inner product of the differences with the values.
+
+    Both are formed block by block, as long as a block is in the processor's cache.
+    """
+    if not _are_quick(rows, values):
+        for row, value in zip(rows, values, strict=True):
+            torch.sub(value, row, out=row)
+        return _careful_inner(rows, values)
+    quick: list[Tensor] = []
+    for row, value in _pairs_of_blocks(rows, values):
+        torch.sub(value, row, out=row)
+        quick.append(torch.dot(row, value))
+    return _sum_of_quick(quick, rows, values)
+
+
+def _pairs_of_blocks(some: Iterable[Tensor], others: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the blocks of two lists of float32 tensors, as vectors; those of contiguous tensors are views."""
+    for a, b in zip(some, others, strict=True):
+        pair = a.reshape(-1), b.reshape(-1)
+        if a.numel() <= 2 * BLOCK_IN_CACHE:
+            yield pair
+        else:
+            yield from zip(*(x.split(2 * BLOCK_IN_CACHE) for x in pair), strict=True)
+
+
+def _sum_of_quick(products: Sequence[Tensor], some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Return the sum of float32 products of blocks; formed again with care if float32 may have lost something."""
+    total = torch.stack(list(products)).sum(dtype=torch.float64)
+    count = sum(a.numel() for a in some)
+    return total if _is_safe(abs(float(total)), count) else _careful_inner(some, others)
+
+
+def _careful_inner(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Return the inner product, summed in float64."""
+    device = some[0].device if some else torch.device("cpu")
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for a, b in zip(some, others, strict=True):
+        size = _entries_per_block(a)
+        for x, y in zip(a.reshape(-1).split(size), b.reshape(-1).split(size), strict=True):
+            wide = x.double()
+            total += torch.dot(wide, wide if a is b else y.double()).to(total.device)
     return total
 
 
@@ -212,6 +254,11 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 def _is_quick(tensor: Tensor) -> bool:
     """Return whether to try sums in float32: only on the CPU is it slow to convert, and nothing to look at the sum."""
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
+def _are_quick(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether to try an inner product in float32: of all that is not so short that the copy costs nothing."""
+    return sum(a.numel() for a in some) > SHORT and all(map(_is_quick, some)) and all(map(_is_quick, others))
 
 
 def _is_safe(size: float, n: int) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -47,7 +48,15 @@ class Branches:
         return float(getattr(self._of["loss"], "degree", 1.0))
 
     def aggregate(
-        self, branch: Branch, J: Tensor, G: Gramian | None, context: Context, *, out: Tensor | None = None
+        self,
+        branch: Branch,
+        J: Tensor,
+        G: Gramian | None,
+        context: Context,
+        *,
+        out: Tensor | None = None,
+        add: bool = False,
+        factor: float | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the direction of the rows of ``J``, in memory of its own, and the weights if there are any.
 
@@ -57,6 +66,8 @@ class Branches:
             G: their Gramian if it is known, on the CPU.
             context: for an aggregator that uses it.
             out: where to put the direction, ``(n,)``; ``None``: into new memory.
+            add: add it to what is in ``out``.
+            factor: multiplies the direction, but not beyond the length that the aggregator allows; not the weights.
 
         Raises:
             FloatingPointError: if weights or direction are not finite.
@@ -67,13 +78,17 @@ class Branches:
         if isinstance(aggregator, GramianAggregator):
             known = gramian(J).cpu() if G is None else G
             weights = aggregator.weights_of(known, *more)
-            return weighted_sum(J, weights, gramian=known, out=out), weights
+            scale = 1.0 if factor is None else self._limited(factor, partial(known.norm_of_sum, weights))
+            return weighted_sum(J, weights * scale, gramian=known, out=out, add=add), weights
         version = J._version
         with without_autocast(J.device):
             d: Any = cast("Any", aggregator)(J, *more)
         _check_direction(aggregator, d, J, changed=J._version != version)
         place = torch.empty_like(J[0]) if out is None else out
-        return place.copy_(d.detach()), None  # the rows, or the aggregator's own memory, may be what it returned
+        d = d.detach()  # the rows, or the aggregator's own memory, may be what it returned
+        if factor is not None:
+            d = d * self._limited(factor, lambda: float(norm([d])))
+        return place.add_(d) if add else place.copy_(d), None
 
     def parameters(self) -> Iterable[Parameter]:
         """Return the trainable parameters of the aggregator."""
@@ -102,13 +117,11 @@ class Branches:
             with on_cpu():
                 cast(Aggregator, self._of["loss"]).after_step(context.losses, context)
 
-    def limit(self, d: Tensor) -> None:
-        """Shorten a direction in place to what the aggregator allows."""
+    def _limited(self, factor: float, length_of: Callable[[], float]) -> float:
+        """Return a factor for a direction, shortened to what the aggregator allows for one of such a length."""
         longest = getattr(self._of["loss"], "max_norm", None)
-        if longest is not None:
-            length = float(norm([d]))
-            if length > longest:
-                d.mul_(longest / length)
+        length = 0.0 if longest is None else length_of()
+        return factor if longest is None or factor * length <= longest else longest / length
 
     def start_epoch(self, epoch: int, total: int | None) -> None:
         """Tell whatever counts epochs that one begins."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, autograd
 from torch.nn import Parameter
 
-from flatmtl._linalg import copy_each, inner, without_autocast
+from flatmtl._linalg import copy_each, inner, subtract_each, without_autocast
 from flatmtl.graph import edges
 from flatmtl.parameters import TaskParameters
 
@@ -164,19 +164,22 @@ class Rows:
 
     def inner(self, i: int, part: Gradient) -> Tensor:
         """Return the inner product of row ``i`` and a gradient, a float64 scalar; finite only if both are."""
-        pairs = zip(self._views[i], part, strict=True)
-        products = [inner(view, g.to(view.device)) for view, g in pairs if g is not None]
-        return torch.stack(products).sum()
+        return inner(*self._reached(i, part))
 
     def subtract_from(self, i: int, part: Gradient) -> Tensor:
         """Set row ``i`` to the gradient minus the row, in place; return its inner product with the gradient."""
-        few = self.matrix.shape[1] <= SMALL or self.matrix.device.type != "cpu"
-        if few and all(g is not None for g in part):
-            flat = torch.cat([g.to(self.matrix.device).reshape(-1) for g in part if g is not None])
-            return inner(flat, torch.sub(flat, self.matrix[i], out=self.matrix[i]))
+        views, gradients = self._reached(i, part)
+        if len(views) == len(part) and (len(self.matrix[i]) <= SMALL or self.matrix.device.type != "cpu"):
+            views, gradients = [self.matrix[i]], [torch.cat([g.reshape(-1) for g in gradients])]
         for view, g in zip(self._views[i], part, strict=True):
-            view.neg_() if g is None else torch.sub(g.to(view.device), view, out=view)
-        return self.inner(i, part)
+            if g is None:
+                view.neg_()
+        return subtract_each(views, gradients)
+
+    def _reached(self, i: int, part: Gradient) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the pieces of row ``i`` that a gradient reaches, and those of the gradient, on one device."""
+        pairs = [(view, g) for view, g in zip(self._views[i], part, strict=True) if g is not None]
+        return [view for view, _ in pairs], [g.to(view.device) for view, g in pairs]
 
 
 def scaled(part: Gradient, factor: Tensor | None, dtype: torch.dtype) -> Gradient:

@@ -146,16 +146,13 @@ class Step:
         if perturbation is not None and combine in ("direct", "each"):
             self.passes.perturbed(perturbation, self.take_sam_gradient)
             return self.aggregate("loss", self.passes.tasks, out=self.passes.rows.direction)
-        d_flat = None
         if perturbation is not None:
             if self._coming is not None:
                 self.passes.make_finite(self.passes.tasks[0])
             self.passes.perturbed(perturbation, self.take_flat_gradient)
-            d_flat = self.flat_direction()
+            return self.with_flat_direction()
         assert self.loss_direction is not None
-        if d_flat is None:
-            return self.loss_direction
-        return self.pair(self.loss_direction, d_flat) if combine == "second" else self.loss_direction.add_(d_flat)
+        return self.loss_direction
 
     def take_flat_gradient(self, task: Task, loss: Tensor, part: Gradient, head: Gradient) -> None:
         """Put the flat gradient of a task into its row; :meth:`flat_direction` looks whether it is finite."""
@@ -179,22 +176,24 @@ class Step:
             rows.subtract_from(i, part)
             rows.matrix[i].copy_(self.pair(g, rows.matrix[i]))
 
-    def flat_direction(self) -> Tensor | None:
-        """Return the direction of the flat gradients; ``None`` if there is none."""
+    def with_flat_direction(self) -> Tensor:
+        """Return the direction of the loss gradients and the flat gradients, which are aggregated here, together."""
+        assert self.loss_direction is not None
+        assert self.loss_gramian is not None
         tasks, rows = self.passes.tasks, self.passes.rows
         gramian = self.settle_flat(self.gramian(len(tasks)))
         some = [i for i, task in enumerate(tasks) if task.has_flat]
         if not some:
-            return None
+            return self.loss_direction
         rows.keep(some)
         gramian, tasks = gramian.of(some), [tasks[i] for i in some]
         self.found["gramian_flat"] = self.over_all_tasks(gramian.products(), tasks)
-        d = self.aggregate("flat", tasks, gramian, out=rows.spare)
-        if self.options.combine == "individual" and self.options.flat_scale == "linear":
-            assert self.loss_gramian is not None
-            d.mul_(_damping(self.loss_gramian.of(some).norms(), gramian.norms(), self.branches.degree))
-            self.branches.limit(d)
-        return d
+        if self.options.combine == "second":
+            return self.pair(self.loss_direction, self.aggregate("flat", tasks, gramian, out=rows.spare))
+        linear = self.options.flat_scale == "linear"
+        norms = self.loss_gramian.of(some).norms(), gramian.norms()
+        factor = _damping(*norms, self.branches.degree) if linear else None
+        return self.aggregate("flat", tasks, gramian, out=self.loss_direction, add=True, factor=factor)
 
     def settle_flat(self, gramian: Gramian) -> Gramian:
         """Find out which tasks have a finite flat gradient; return the Gramian on the host."""
@@ -215,12 +214,19 @@ class Step:
         return gramian
 
     def aggregate(
-        self, branch: Branch, tasks: Sequence[Task], G: Gramian | None = None, *, out: Tensor | None = None
+        self,
+        branch: Branch,
+        tasks: Sequence[Task],
+        G: Gramian | None = None,
+        *,
+        out: Tensor,
+        add: bool = False,
+        factor: float | None = None,
     ) -> Tensor:
-        """Return the direction of the rows, which are those of ``tasks``."""
+        """Return the direction of the rows, which are those of ``tasks``; see :meth:`Branches.aggregate`."""
         J, context = self.passes.rows.matrix[: len(tasks)], context_of(tasks)
         with self.passes.between():
-            d, weights = self.branches.aggregate(branch, J, G, context, out=out)
+            d, weights = self.branches.aggregate(branch, J, G, context, out=out, add=add, factor=factor)
         if weights is not None:
             self.found[f"weights_{branch}"] = self.over_all_tasks(weights, tasks)
         return d

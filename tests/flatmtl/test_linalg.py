@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flatmtl import _linalg
-from flatmtl._linalg import floats, gramian, inner, norm, weighted_sum
+from flatmtl._linalg import floats, gramian, inner, norm, subtract_each, weighted_sum
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -131,6 +131,16 @@ class TestWeightedSum:
     def test_of_no_columns_is_empty(self):
         assert weighted_sum(torch.zeros(2, 0), torch.ones(2)).shape == (0,)
 
+    @pytest.mark.parametrize("known", [False, True], ids=["in float64", "in float32"])
+    def test_is_added_if_asked_for_and_else_replaces_what_stands_there(self, known):
+        J, w = rows(3, 50).float(), torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+        place = torch.full((50,), math.nan)
+        G = gramian(J) if known else None
+        assert weighted_sum(J, w, gramian=G, out=place) is place
+        once = place.clone()
+        torch.testing.assert_close(once, (J.double().T @ w).float())
+        torch.testing.assert_close(weighted_sum(J, w, gramian=G, out=place, add=True), 2.0 * once)
+
 
 class TestNorm:
     @every_dtype
@@ -173,10 +183,48 @@ def test_inner_product_across_blocks(monkeypatch, dtype):
     a, b = rows(3, 7, dtype), rows(3, 7, dtype).flip(0)
     expected = float((a.double() * b.double()).sum())
     monkeypatch.setattr(_linalg, "BLOCK_IN_CACHE", 5)
-    found = inner(a, b)
+    found = inner([a[:1], a[1:]], [b[:1], b[1:]])
     assert found.dtype == torch.float64
     assert float(found) == pytest.approx(expected, rel=1e-14)
-    assert float(inner(a[:0], b[:0])) == 0.0
+    assert float(inner([a[:0]], [b[:0]])) == 0.0
+    assert float(inner([], [])) == 0.0
+
+
+class TestSubtractEach:
+    """Each row becomes the value minus it, and the inner product of the two is that of the whole."""
+
+    def pieces(self, dtype=torch.float32):
+        """Return rows and values of several shapes and layouts, long ones and short ones."""
+        a, b = rows(2, 4 * _linalg.BLOCK_IN_CACHE + 6).float()
+        left = [x.clone() for x in (a[:6].view(2, 3), a[6:6], a[6:])]
+        right = [b[:6].view(3, 2).T, b[6:6], b[6:]]
+        return left, [x.to(dtype) for x in right]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+    def test_equals_plain_arithmetic(self, dtype):
+        left, right = self.pieces(dtype)
+        expected = [(y.double() - x.double()) for x, y in zip(left, right, strict=True)]
+        product = subtract_each(left, right)
+        for x, y in zip(left, expected, strict=True):
+            torch.testing.assert_close(x, y.float())
+        true = sum(float((x.double() * y.double()).sum()) for x, y in zip(left, right, strict=True))
+        size = sum(float((x.double() * y.double()).abs().sum()) for x, y in zip(left, right, strict=True))
+        assert product.dtype == torch.float64
+        assert abs(float(product) - true) <= 1e-6 * size
+
+    @pytest.mark.parametrize("size", [1e-25, 1e25])
+    def test_nothing_is_lost_where_float32_has_no_squares(self, size):
+        left, right = self.pieces()
+        plain = float(subtract_each(left, right))
+        left, right = self.pieces()
+        scaled = subtract_each([size * x for x in left], [size * y for y in right])
+        assert float(scaled) / size**2 == pytest.approx(plain, rel=1e-4)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_the_product_is_not_finite_if_a_value_is_not(self, bad):
+        left, right = self.pieces()
+        right[2][5] = bad
+        assert not math.isfinite(subtract_each(left, right))
 
 
 class TestLongFloat32Rows:
@@ -206,7 +254,7 @@ class TestLongFloat32Rows:
         assert scale == 1.0
         lengths = norms[:, None] * norms
         torch.testing.assert_close(G / lengths, expected / lengths, rtol=0.0, atol=3e-7)
-        for found, true in (careful(lambda: inner(J[0], J[1])), careful(lambda: inner(J[2], J[2]))):
+        for found, true in (careful(lambda: inner([J[0]], [J[1]])), careful(lambda: inner([J[2]], [J[2]]))):
             assert abs(float(found - true)) <= 1e-6 * float(norms[0] * norms[1] + norms[2] ** 2)
         found, true = careful(lambda: norm([J[1], J[2]]))
         assert float(found) == pytest.approx(float(true), rel=1e-6)
@@ -228,7 +276,7 @@ class TestLongFloat32Rows:
         finite[1], finite[:, 1] = False, False
         assert torch.equal(torch.isfinite(G), finite)
         torch.testing.assert_close(G[finite], expected[finite], rtol=0.0, atol=3e-7 * float(expected.max()))
-        assert not math.isfinite(inner(J[0], J[1]))
+        assert not math.isfinite(inner([J[0]], [J[1]]))
 
     @pytest.mark.parametrize("angle", [1e-6, 1e-3, 0.1, 1.0, 3.0])
     def test_the_sum_of_rows_that_cancel_is_as_good_as_the_rows(self, angle):
