@@ -557,6 +557,7 @@ PAGES = (
             "timm": code_of("timm_loop", "FlatScaler", "train_epoch"),
         },
     ),
+    Page(DOCS / "ranks.md", {"ddp": code_of("ddp_loop", "losses", "train")}),
 )
 FIGURES = (
     Figure(DOCS / "demo.svg", "demo.json", draw_demo),

@@ -4,6 +4,9 @@ All is in float64, which autocast leaves alone, so that loops can be compared to
 """
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -405,3 +408,18 @@ def test_the_callback_of_the_docs_saves_the_aggregator_and_counts_epochs(tmp_pat
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_has_at_most_sixty_lines(example):
     assert len(example.read_text().splitlines()) <= 60
+
+
+def test_two_processes_come_to_what_one_does_with_the_whole_batch():
+    example = str(next(path for path in EXAMPLES if path.name == "ddp_loop.py"))
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", example]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    one, both = (
+        subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True, check=True, timeout=120
+        )
+        for words in ([example], two)
+    )
+    assert one.stdout.startswith("epoch 1 loss/sum")
+    assert len(one.stdout.splitlines()) == 5
+    assert both.stdout == one.stdout

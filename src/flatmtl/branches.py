@@ -14,6 +14,7 @@ from flatmtl._linalg import Gramian, gramian, norm, weighted_sum, without_autoca
 from flatmtl.aggregators.base import Aggregator, AnyAggregator, GramianAggregator, LossWeighting
 from flatmtl.aggregators.checks import check_weights, on_cpu
 from flatmtl.aggregators.context import Context
+from flatmtl.ranks import Ranks
 
 Branch = Literal["loss", "flat", "pair"]
 """What is aggregated: a row for each task, the flat gradients beside them, or two vectors."""
@@ -27,9 +28,13 @@ class Branches:
     Args:
         aggregator: an :class:`~flatmtl.aggregators.Aggregator`, or any function from ``(m, n)`` to ``(n,)``.
         copies: the branches that need a copy of their own.
+
+    Attributes:
+        ranks: the processes that shall come to the same direction.
     """
 
     def __init__(self, aggregator: AnyAggregator, copies: Sequence[Branch]) -> None:
+        self.ranks = Ranks(None, None)
         self._of: dict[str, AnyAggregator] = {"loss": aggregator}
         for branch in copies:
             if branch == "pair" and isinstance(aggregator, Aggregator):
@@ -86,6 +91,8 @@ class Branches:
         _check_direction(aggregator, d, J, changed=J._version != version)
         place = torch.empty_like(J[0]) if out is None else out
         d = d.detach()  # the rows, or the aggregator's own memory, may be what it returned
+        if not self.ranks.alone:  # it may have drawn random numbers, of which each rank has its own
+            d = self.ranks.take_from_first(d.clone().contiguous())
         if factor is not None:
             d = d * self._limited(factor, lambda: float(norm([d])))
         return place.add_(d) if add else place.copy_(d), None

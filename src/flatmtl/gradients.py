@@ -124,6 +124,16 @@ class Rows:
         return torch.empty_like(self.matrix[0])
 
     @cached_property
+    def flight(self) -> Tensor:
+        """A place for a gradient on its way to the other ranks."""
+        return torch.empty_like(self.matrix[0])
+
+    @cached_property
+    def own(self) -> Tensor:
+        """Another matrix of rows, for this rank's own gradients; row ``i`` is that of task ``i``, present or not."""
+        return torch.empty_like(self.matrix)
+
+    @cached_property
     def places(self) -> list[Tensor]:
         """Places to keep the shared parameters while they are perturbed; made when they are first needed."""
         if all(kind[1:] == (self.matrix.dtype, self.matrix.device) for kind in self._kinds):
@@ -141,9 +151,13 @@ class Rows:
 
     def write(self, i: int, part: Gradient) -> None:
         """Set row ``i``, with zeros for parameters that are not reached."""
-        reached = [(view, g) for view, g in zip(self._views[i], part, strict=True) if g is not None]
+        self.write_into(self.matrix[i], part)
+
+    def write_into(self, vector: Tensor, part: Gradient) -> None:
+        """Set a vector of ``n`` entries to a gradient, with zeros for parameters that are not reached."""
+        reached = [(view, g) for view, g in zip(self.unflatten(vector), part, strict=True) if g is not None]
         if len(reached) < len(part):
-            self.matrix[i].zero_()
+            vector.zero_()
         copy_each([g for _, g in reached], to=[view for view, _ in reached])
 
     def sample(self, i: int) -> Tensor:
@@ -180,6 +194,11 @@ class Rows:
         """Return the pieces of row ``i`` that a gradient reaches, and those of the gradient, on one device."""
         pairs = [(view, g) for view, g in zip(self._views[i], part, strict=True) if g is not None]
         return [view for view, _ in pairs], [g.to(view.device) for view, g in pairs]
+
+
+def reached_by(part: Gradient) -> set[int]:
+    """Return the numbers of the parameters that a loss reaches."""
+    return {j for j, g in enumerate(part) if g is not None}
 
 
 def scaled(part: Gradient, factor: Tensor | None, dtype: torch.dtype) -> Gradient:

@@ -12,9 +12,10 @@ from flatmtl.aggregators.base import AnyAggregator, LossWeighting
 from flatmtl.branches import Branch, Branches
 from flatmtl.closures import Closure, listed
 from flatmtl.gradients import Rows
-from flatmtl.parameters import TaskParameters, check_single_process
+from flatmtl.parameters import TaskParameters
 from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM
+from flatmtl.ranks import Ranks, checked_group
 from flatmtl.replay import Replay
 from flatmtl.stats import StepResult
 from flatmtl.step import Combine, FlatScale, OnNonfinite, Options, Step
@@ -66,7 +67,9 @@ class FlatMTL:
         on_nonfinite: what to do about a loss or gradient that is not finite: ``"raise"`` an error that names the
             task, ``"drop_task"`` from this step, or ``"skip_step"``. A task to be dropped that is finite in the
             clean pass is dropped from the flat part alone, and its head gets the plain gradient.
-        process_group: for several processes; there is no support yet, so only ``None``.
+        process_group: the processes whose batches are one, each with its part: task gradients are averaged over the
+            closures of all of them. ``None``: those of the ``DistributedDataParallel`` that the model of the parameters
+            is or holds, else this process alone.
 
     Raises:
         TypeError: if ``aggregator`` is not callable or ``perturbation`` not a perturbation.
@@ -103,15 +106,15 @@ class FlatMTL:
         flat_scale: FlatScale = "linear",
         schedule: None = None,
         on_nonfinite: OnNonfinite = "raise",
-        process_group: None = None,
+        process_group: Any = None,
     ) -> None:
         _check_kinds(aggregator, perturbation)
         check_known("combine", combine, tuple(_COPIES))
         check_known("flat_scale", flat_scale, ("linear", "raw"))
         check_known("schedule", schedule, (None,))
         check_known("on_nonfinite", on_nonfinite, ("raise", "drop_task", "skip_step"))
-        check_known("process_group", process_group, (None,))
         self.aggregator = aggregator
+        self.process_group = None if process_group is None else checked_group(process_group)
         if isinstance(aggregator, LossWeighting):
             combine = "direct"  # all are the same for a sum
         self.options = Options(perturbation, combine, flat_scale, on_nonfinite)
@@ -152,8 +155,9 @@ class FlatMTL:
         Raises:
             TypeError: as :func:`flatmtl.closures.evaluate`, or for an argument of another kind.
             KeyError: as there.
-            ValueError: as there; also within several processes, for a task whose gradient reaches no shared
-                parameter, and for a parameter frozen since the split.
+            ValueError: as there; also for a task whose gradient reaches no shared parameter, for a parameter frozen
+                since the split, and in several processes without a group, or in a wrapper that is not understood.
+            Disagreement: on all ranks, if the closure of one failed or they do not train the same parameters.
             FloatingPointError: naming a task whose loss or gradient is not finite, if ``on_nonfinite="raise"``.
             RuntimeError: within :func:`torch.inference_mode`, or from a closure of the same object.
         """
@@ -164,19 +168,22 @@ class FlatMTL:
                 "backward was called by a closure of the same FlatMTL; give the closure's own step another."
             )
         self._last = None
+        ranks = Ranks.of(self.process_group, parameters.model)
+        self._branches.ranks = ranks
         self._say_if_untrained(parameters)
         restore = self._branches.snapshot()
-        step = self._step(closures, parameters, _enabled(scaler))
+        step = self._step(closures, parameters, _enabled(scaler), ranks)
         try:
             self._busy = True
-            parameters.find_modules(closures)
-            try:
-                result = step.run()
-            except TaskByTask:
-                step.passes.start_over()
-                restore()
-                step = self._step(closures, parameters, _enabled(scaler), at_once=False)
-                result = step.run()
+            with ranks.unwrapped():
+                parameters.find_modules(closures)
+                try:
+                    result = step.run()
+                except TaskByTask:
+                    step.passes.start_over()
+                    restore()
+                    step = self._step(closures, parameters, _enabled(scaler), ranks, at_once=False)
+                    result = step.run()
         except BaseException:
             step.passes.roll_back()
             restore()
@@ -209,6 +216,7 @@ class FlatMTL:
         closures: Sequence[Closure],
         parameters: TaskParameters,
         scaler: GradScaler | None,
+        ranks: Ranks,
         *,
         at_once: bool = True,
     ) -> Step:
@@ -216,11 +224,11 @@ class FlatMTL:
         perturbation = self.options.active
         weighted = isinstance(self.aggregator, LossWeighting)
         common = perturbation is None or perturbation.local_of(weighted=True) == 0.0
-        if weighted and at_once and common and len(closures) == 1:
-            passes = SummedPasses(closures, parameters, self._buffer(parameters, 1), scaler, self._learned)
+        if weighted and at_once and common and ranks.most(len(closures), parameters.shared[0].device) == 1:
+            passes = SummedPasses(closures, parameters, self._buffer(parameters, 1), scaler, self._learned, ranks)
             return SummedStep(passes, self._branches, self.options)
         rows = self._buffer(parameters, len(parameters.tasks))
-        passes = Passes(closures, parameters, rows, scaler, self._learned)
+        passes = Passes(closures, parameters, rows, scaler, self._learned, ranks)
         return (WeightedStep if weighted else Step)(passes, self._branches, self.options)
 
     def _say_if_untrained(self, parameters: TaskParameters) -> None:
@@ -264,8 +272,8 @@ class FlatMTL:
         self._learned.asks_all = bool(state["asks_all"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out of copies what is of one step only, and the buffer that every step can make anew."""
-        return {**vars(self), "_last": None, "_rows": None, "_busy": False}
+        """Leave out of copies what is of one step or process only, and the buffer that every step can make anew."""
+        return {**vars(self), "_last": None, "_rows": None, "_busy": False, "process_group": None}
 
     def __repr__(self) -> str:
         how = "" if isinstance(self.aggregator, LossWeighting) else f", combine={self.options.combine!r}"
@@ -287,7 +295,6 @@ def _check_parameters(parameters: TaskParameters) -> None:
         )
     if torch.is_inference_mode_enabled():
         raise RuntimeError("within torch.inference_mode() nothing has a gradient; call backward outside of it.")
-    check_single_process(parameters.model)
     parameters.check_trainable()
 
 

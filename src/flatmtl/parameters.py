@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from flatmtl._options import warn
 from flatmtl.closures import Closure, listed
 from flatmtl.graph import check_told_apart, walk
+from flatmtl.ranks import check_supported, unwrapped
 from flatmtl.world import World, uncompiled
 
 
@@ -241,8 +241,9 @@ def split_parameters(model: nn.Module, closure: Closure | Sequence[Closure], tas
     Raises:
         TypeError: if ``model`` is no module, ``tasks`` is a single string, or as
             :func:`flatmtl.closures.evaluate` says.
-        ValueError: within several processes, if a task has no loss or shares no parameter with another, if a
-            parameter outside ``model`` is reached, or if the graph does not tell which task reaches what.
+        ValueError: if the model is wrapped in what :mod:`flatmtl.ranks` refuses, if a task has no loss or shares no
+            parameter with another, if a parameter outside ``model`` is reached, or if the graph does not tell which
+            task reaches what.
 
     Warns:
         UserWarning: naming trainable parameters that no loss reaches.
@@ -260,7 +261,7 @@ def split_parameters(model: nn.Module, closure: Closure | Sequence[Closure], tas
     """
     _check_model(model)
     tasks = _checked_tasks(tasks)
-    check_single_process(model)
+    check_supported(model)
     reached = _reached(model, listed(closure), tasks)
     missing = [task for task, leaves in reached.items() if not leaves]
     if missing:
@@ -280,7 +281,7 @@ def _reached(model: nn.Module, closures: Sequence[Closure], tasks: Sequence[str]
     reached: dict[str, dict[int, Tensor]] = {task: {} for task in tasks}
     world = World(model, {p.device for p in model.parameters()})
     try:
-        with uncompiled():
+        with uncompiled(), unwrapped(model):
             for closure in closures:
                 graphs = {task: walk(task, loss) for task, loss in world.run(closure, tasks).items()}
                 check_told_apart(graphs)
@@ -298,30 +299,6 @@ def independent(task: str) -> ValueError:
         "Check that the losses come from one forward pass and that nothing is detached (activation "
         "checkpointing detaches with use_reentrant=True: pass False)."
     )
-
-
-def check_single_process(model: nn.Module | None) -> None:
-    """Raise if gradients would have to be averaged over processes or devices, which this version does not do.
-
-    Raises:
-        ValueError: if the model is wrapped for several processes or devices, or several processes train together.
-    """
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            "the model is wrapped in DistributedDataParallel, whose gradients this version does not average. "
-            "Train in one process, with the bare model (model.module) in the closure too."
-        )
-    if isinstance(model, DataParallel) and len(model.device_ids) > 1:
-        raise ValueError(
-            f"the model is wrapped in DataParallel over {len(model.device_ids)} devices, whose random streams this "
-            "version does not repeat in the perturbed passes. Train on one device, with the bare model "
-            "(model.module) in the closure too."
-        )
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ValueError(
-            f"{distributed.get_world_size()} processes train together, but this version does not average task "
-            "gradients over them: each would go its own way. Train in one process."
-        )
 
 
 def _checked_tasks(tasks: Sequence[str]) -> tuple[str, ...]:

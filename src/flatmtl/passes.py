@@ -10,10 +10,12 @@ from torch.amp.grad_scaler import GradScaler
 from flatmtl._linalg import copy_each, weighted_sum
 from flatmtl._options import warn
 from flatmtl.closures import Closure
-from flatmtl.gradients import Gradient, GraphNotKept, Rows, add, gradient, scaled
+from flatmtl.gradients import Gradient, GraphNotKept, Rows, add, gradient, reached_by, scaled
 from flatmtl.parameters import TaskParameters, independent
 from flatmtl.perturbations import SAM, Part, ascend, kept
+from flatmtl.ranks import Ranks
 from flatmtl.replay import Replay
+from flatmtl.sums import Agreement, Sums
 from flatmtl.task import Learned, Take, Task
 from flatmtl.world import RandomStreams, World
 
@@ -27,6 +29,7 @@ class Passes:
         rows: where the task gradients go.
         scaler: scales the losses, or ``None``.
         learned: what earlier steps found out, and what this one does.
+        ranks: the processes whose batches are one.
 
     Attributes:
         tasks: the present tasks; task ``i`` has row ``i``.
@@ -40,10 +43,12 @@ class Passes:
         rows: Rows,
         scaler: GradScaler | None,
         learned: Learned,
+        ranks: Ranks,
     ) -> None:
         self.parameters = parameters
         self.rows = rows
         self.learned = learned
+        self.ranks = ranks
         self.tasks: list[Task] = []
         self.scale = None if scaler is None else scaler.scale(torch.ones((), device=rows.matrix.device)).double()
         self._scaler = scaler
@@ -52,20 +57,31 @@ class Passes:
         self._ends: list[World] = []
         self._between: RandomStreams | None = None
         self._kept: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
+        self._agreement = Agreement(ranks, parameters, closures)
+        self._sums = Sums(ranks, parameters, rows)
+        self._flying: tuple[Task, Take] | None = None
 
-    def clean(self) -> None:
-        """Fill the rows with the loss gradients of the tasks that are present."""
+    def clean(self, *, keep_own: bool = False) -> None:
+        """Fill the rows with the loss gradients of the tasks that are present on any rank, averaged over the ranks.
+
+        With ``keep_own`` this rank's own gradients are kept besides, to perturb along.
+        """
+        self.ranks.share_buffers()
         tasks: dict[str, Task] = {}
         for number, closure in enumerate(self._closures):
-            self._clean_pass(number, closure, tasks)
+            self._clean_pass(number, closure, tasks, keep_own=keep_own)
         self.tasks = sorted(tasks.values(), key=lambda task: task.position)
+        if self.tasks and not self.ranks.alone:
+            self._sums.finish(self.tasks)
+            for task in self.tasks:
+                self._check_reached(task.name, task.reached)
         self.rows.keep([task.position for task in self.tasks])
         for row, task in zip(self.rows.matrix, self.tasks, strict=False):
             factor = self._factor(task)
             if factor is not None:
                 row.mul_(factor.to(row))
             task.head = scaled(task.head, factor, row.dtype)
-            task.loss = task.loss / len(task.closures)
+            task.loss = task.loss / task.count
 
     def keep(self, some: Sequence[int]) -> None:
         """Leave out all present tasks but ``some``."""
@@ -88,7 +104,8 @@ class Passes:
         The task's row may be overwritten by then, and tasks may be left out by :meth:`keep`. With ``weights`` the
         perturbations are those of the weighted losses; what ``take`` gets is not weighted.
         """
-        J = self.rows.matrix[: len(self.tasks)]
+        own = perturbation.scope == "rank" and not self.ranks.alone
+        J = self.rows.own[[task.position for task in self.tasks]] if own else self.rows.matrix[: len(self.tasks)]
         local = perturbation.local_of(weighted=weights is not None)
         one_for_all = local == 0.0 and (perturbation.norm == "separate" or weights is not None)
         common = None if local == 1.0 else self._common_direction(J, weights, of_sum=one_for_all)
@@ -99,19 +116,23 @@ class Passes:
                 present = [task for task in group if task in self.tasks]
                 if not present:
                     continue
-                trunk = self._trunk(present[0], perturbation.rho, weight_of[present[0]], common, local)
-                heads = [self._head(task, perturbation.rho_heads, weight_of[task]) for task in present]
+                trunk = self._trunk(present[0], perturbation.rho, weight_of[present[0]], common, local, own=own)
+                heads = [self._head(task, perturbation.rho_heads, weight_of[task], own=own) for task in present]
                 with self._perturbed_weights(perturbation, trunk, heads):
                     self._perturbed_pass(present, take)
+            self._land()
 
-    def _trunk(self, task: Task, rho: float, weight: Tensor | None, common: Tensor | None, local: float) -> Part:
+    def _trunk(
+        self, task: Task, rho: float, weight: Tensor | None, common: Tensor | None, local: float, *, own: bool
+    ) -> Part:
         """Return the shared parameters, with the direction along which a task perturbs them."""
         i = self.tasks.index(task)
-        if common is None and weight is None:
+        if common is None and weight is None and not own:
             return Part(self.parameters.shared, self.rows.views(i), rho, task.length)
         if common is not None and local == 0.0:
             return Part(self.parameters.shared, self.rows.unflatten(common), rho)
-        row = self.rows.matrix[i] if weight is None else self.rows.matrix[i] * weight.to(self.rows.matrix)
+        row = self.rows.own[task.position] if own else self.rows.matrix[i]
+        row = row if weight is None else row * weight.to(row)
         along = row if common is None else torch.lerp(common, row, local)
         return Part(self.parameters.shared, self.rows.unflatten(along), rho)
 
@@ -171,7 +192,7 @@ class Passes:
 
     def replay(self) -> Replay:
         """Return what it takes to see the batch again, without the batch."""
-        return Replay(self.parameters, self._starts)
+        return Replay(self.parameters, self._starts, self.ranks)
 
     def start_over(self) -> None:
         """Put buffers and random streams back to before the step."""
@@ -190,25 +211,52 @@ class Passes:
     def _world(self) -> World:
         return self.parameters.world(module for start in self._starts for module in start.buffers.modules)
 
-    def _clean_pass(self, number: int, closure: Closure, tasks: dict[str, Task]) -> None:
-        """Add one closure's losses and gradients to the tasks' records and rows."""
+    def _clean_pass(self, number: int, closure: Closure, tasks: dict[str, Task], *, keep_own: bool) -> None:
+        """Add one closure's losses and gradients to the tasks' records and rows, and send these with the last."""
         if self._ends:
             self._ends[-1].restore()  # gradients may run forward passes, those of checkpointing for instance
         self._starts.append(self._world())
-        losses = self._starts[-1].run(closure, self.parameters.tasks)
+        with self._agreement.on_failure():
+            losses = self._starts[-1].run(closure, self.parameters.tasks)
         self._ends.append(self._world())
-        for name, loss, last in self._each(number, list(losses), losses):
-            self._take_clean(tasks, number, name, loss, *self._gradient(name, loss, last=last))
+        present = self._agreement.after(number, losses)
+        for name, loss, last in self._each(number, list(losses), losses, present):
+            if loss is not None:
+                self._take_clean(tasks, number, name, loss, *self._gradient(name, loss, last=last))
             del loss  # and with it the graph of this task alone; no name holds a gradient longer than it is needed
+            if present:
+                self._send_clean(tasks, name, keep_own=keep_own)
+
+    def _send_clean(self, tasks: dict[str, Task], name: str, *, keep_own: bool) -> None:
+        """Send what this rank has of a task: zeros if it has nothing."""
+        if name not in tasks:
+            tasks[name] = self._absent(name)
+        task = tasks[name]
+        task.count = self._agreement.count_of(name)
+        if keep_own:
+            self.rows.own[task.position].copy_(self.rows.matrix[task.position])
+            task.own_head = task.head
+        self._sums.send(task, task.reached, task.loss, task.head, self.rows.matrix[task.position])
+
+    def _absent(self, name: str) -> Task:
+        """Return a task that only other ranks have, with a row of zeros."""
+        position = self.parameters.tasks.index(name)
+        self.rows.matrix[position].zero_()
+        zero = torch.zeros((), dtype=torch.float64, device=self.rows.matrix.device)
+        return Task(name, position, [], set(), zero, [None for _ in self.parameters.heads[name]])
 
     def _each(
-        self, number: int, names: Sequence[str], losses: dict[str, Tensor]
-    ) -> Generator[tuple[str, Tensor, bool]]:
+        self, number: int, names: Sequence[str], losses: dict[str, Tensor], present: Sequence[str] = ()
+    ) -> Generator[tuple[str, Tensor | None, bool]]:
         """Yield each task with its loss in one closure, and whether no other will need the graph.
 
-        Losses that are not known yet are those of one more forward pass, or each of one of its own.
+        Losses that are not known yet are those of one more forward pass, or each of one of its own. Tasks that are
+        ``present`` on other ranks only come in their turn, without a loss.
         """
-        for name in names:
+        for name in present or names:
+            if name not in names:
+                yield name, None, False
+                continue
             if name not in losses:
                 losses = self._losses_again(number, [name] if self.learned.forward_per_task else names)
             yield name, losses.pop(name), name == names[-1]
@@ -225,7 +273,8 @@ class Passes:
             self._give_each_task_a_forward()
             both = gradient(loss, inputs, keep_graph=False)
         part, head = both[: len(shared)], both[len(shared) :]
-        self._check_reached(name, part)
+        if self.ranks.alone:
+            self._check_reached(name, reached_by(part))
         return part, head
 
     def _give_each_task_a_forward(self) -> None:
@@ -247,17 +296,16 @@ class Passes:
         """Return a loss as a number beside the rows, in float64."""
         return loss.detach().to(self.rows.matrix.device, torch.float64)
 
-    def _check_reached(self, name: str, part: Gradient) -> None:
+    def _check_reached(self, name: str, reached: set[int]) -> None:
         """Raise if a loss reaches no shared parameter."""
-        if all(g is None for g in part):
+        if not reached:
             raise independent(name)
 
     def _take_clean(
         self, tasks: dict[str, Task], number: int, name: str, loss: Tensor, part: Gradient, head: Gradient
     ) -> None:
         """Add one closure's loss and gradient to a task's record and row."""
-        value = self._value(loss)
-        reached = {j for j, g in enumerate(part) if g is not None}
+        value, reached = self._value(loss), reached_by(part)
         if name not in tasks:
             tasks[name] = Task(name, self.parameters.tasks.index(name), [number], reached, value, head)
             self.rows.write(tasks[name].position, part)
@@ -265,6 +313,7 @@ class Passes:
         else:
             task = tasks[name]
             task.closures.append(number)
+            task.count += 1
             task.reached |= reached
             task.loss = task.loss + value
             task.head = add(task.head, head)
@@ -272,36 +321,66 @@ class Passes:
 
     def _factor(self, task: Task) -> Tensor | None:
         """Return what turns a sum of scaled gradients into a mean of unscaled ones; ``None`` for one."""
-        count = len(task.closures)
-        if self.scale is None:
-            return (
-                None if count == 1 else torch.full((), 1.0 / count, dtype=torch.float64, device=self.rows.matrix.device)
-            )
-        return 1.0 / (self.scale * count)
+        if self.scale is not None:
+            return 1.0 / (self.scale * task.count)
+        one = torch.ones((), dtype=torch.float64, device=self.rows.matrix.device)
+        return None if task.count == 1 else one / task.count
 
-    def _head(self, task: Task, rho: float, weight: Tensor | None = None) -> Part:
+    def _inverse_scale(self) -> Tensor | None:
+        """Return what turns a scaled gradient into an unscaled one; ``None`` for one."""
+        return None if self.scale is None else 1.0 / self.scale
+
+    def _head(self, task: Task, rho: float, weight: Tensor | None = None, *, own: bool = False) -> Part:
         """Return the parameters of a head that the loss reaches, with the gradients of the weighted loss."""
-        own = self.parameters.heads[task.name]
-        gradients = scaled(task.head, weight, self.rows.matrix.dtype)
-        pairs = [(p, g) for p, g in zip(own, gradients, strict=True) if g is not None]
-        length = task.head_length if weight is None else None
+        head = self.parameters.heads[task.name]
+        gradients = scaled(task.own_head if own else task.head, weight, self.rows.matrix.dtype)
+        pairs = [(p, g) for p, g in zip(head, gradients, strict=True) if g is not None]
+        length = task.head_length if weight is None and not own else None
         return Part([p for p, _ in pairs], [g for _, g in pairs], rho, length)
 
     def _perturbed_pass(self, group: Sequence[Task], take: Take) -> None:
-        sums: dict[Task, tuple[Tensor, Gradient, Gradient]] = {}
+        sums: dict[str, tuple[Tensor, Gradient, Gradient]] = {}
         for number in range(len(self._closures)):
-            asked = {task.name: task for task in group if number in task.closures}
-            for name, loss, last in self._each(number, list(asked), {}):
-                task, value = asked[name], self._value(loss)
-                sums[task] = _sum(sums.get(task), value, *self._gradient(name, loss, last=last))
+            asked = [task.name for task in group if number in task.closures]
+            named = {task.name: task for task in group}
+            present = [] if self.ranks.alone or number < len(self._closures) - 1 else list(named)
+            for name, loss, last in self._each(number, asked, {}, present):
+                task = named[name]
+                if loss is not None:
+                    value = self._value(loss)
+                    sums[name] = _sum(sums.get(name), value, *self._gradient(name, loss, last=last))
                 del loss
-                if number == task.closures[-1]:
-                    take(task, *self._mean(task, *sums.pop(task)))
+                if present:
+                    self._send(task, take, sums.pop(name, None))
+                elif self.ranks.alone and number == task.closures[-1]:
+                    take(task, *self._mean(task, *sums.pop(name)))
+
+    def _send(self, task: Task, take: Take, found: tuple[Tensor, Gradient, Gradient] | None) -> None:
+        """Send what this rank has of a task's perturbed pass, when what was sent before has been taken."""
+        self._land()
+        if found is None:
+            absent = self._absent_gradients(task)
+            found = torch.zeros_like(task.loss, device=self.rows.matrix.device), *absent
+        loss, part, head = found
+        self.rows.write_into(self.rows.flight, part)
+        self._sums.send(task, set(), loss, head, self.rows.flight)
+        self._flying = task, take
+
+    def _absent_gradients(self, task: Task) -> tuple[Gradient, Gradient]:
+        return [None] * len(self.parameters.shared), [None] * len(self.parameters.heads[task.name])
+
+    def _land(self) -> None:
+        """Wait for the sums that are on their way, if any are, and let them be taken."""
+        if self._flying is not None:
+            task, take = self._flying
+            self._flying = None
+            loss, head = self._sums.receive(task)
+            take(task, *self._mean(task, loss, list(self.rows.unflatten(self.rows.flight)), head))
 
     def _mean(self, task: Task, loss: Tensor, part: Gradient, head: Gradient) -> tuple[Tensor, Gradient, Gradient]:
         """Return means over closures of unscaled losses and gradients, from sums of scaled ones."""
         factor, dtype = self._factor(task), self.rows.matrix.dtype
-        return loss / len(task.closures), scaled(part, factor, dtype), scaled(head, factor, dtype)
+        return loss / task.count, scaled(part, factor, dtype), scaled(head, factor, dtype)
 
     def _losses_again(self, number: int, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the losses of the tasks named, in the world that the clean pass found.

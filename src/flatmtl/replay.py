@@ -1,7 +1,7 @@
 """The losses of a step's batch, seen again after the step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from flatmtl.aggregators.context import Context
 from flatmtl.closures import Closure
 from flatmtl.parameters import TaskParameters
+from flatmtl.ranks import Ranks
 from flatmtl.world import World
 
 
@@ -18,11 +19,13 @@ class Replay:
     Args:
         parameters: who owns which parameter.
         starts: random streams and buffers, one for each closure.
+        ranks: the processes whose batches are one.
     """
 
-    def __init__(self, parameters: TaskParameters, starts: Sequence[World]) -> None:
+    def __init__(self, parameters: TaskParameters, starts: Sequence[World], ranks: Ranks) -> None:
         self._parameters = parameters
         self._starts = starts
+        self._ranks = ranks
 
     def losses(self, closures: Sequence[Closure]) -> Context:
         """Return the losses now of what the clean passes saw: from the same random streams and buffers.
@@ -39,11 +42,20 @@ class Replay:
         sums: dict[str, list[Tensor]] = {}
         now = self._parameters.world(module for start in self._starts for module in start.buffers.modules)
         try:
-            for start, closure in zip(self._starts, closures, strict=True):
-                for name, loss in start.run_again(closure, self._parameters.tasks).items():
-                    sums.setdefault(name, []).append(loss.detach().double().cpu())
+            with self._ranks.unwrapped():
+                for start, closure in zip(self._starts, closures, strict=True):
+                    for name, loss in start.run_again(closure, self._parameters.tasks).items():
+                        sums.setdefault(name, []).append(loss.detach().double().cpu())
         finally:
             now.restore()
-        means = {self._parameters.tasks.index(name): torch.stack(values).mean() for name, values in sums.items()}
+        means = self._means(sums)
         rows = tuple(i for i in sorted(means) if math.isfinite(means[i]))
         return Context(rows, torch.tensor([float(means[i]) for i in rows], dtype=torch.float64, device="cpu"))
+
+    def _means(self, losses: Mapping[str, Sequence[Tensor]]) -> dict[int, Tensor]:
+        """Return the mean loss of each task over the closures that have it, on all ranks."""
+        device = self._parameters.shared[0].device
+        values = [losses.get(name, ()) for name in self._parameters.tasks]
+        table = [[float(sum(some, start=torch.zeros(()))), float(len(some))] for some in values]
+        totals = self._ranks.sum(torch.tensor(table, dtype=torch.float64, device=device)).cpu()
+        return {i: total / count for i, (total, count) in enumerate(totals) if count > 0}

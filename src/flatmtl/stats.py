@@ -175,6 +175,22 @@ class Monitor:
         """
         log_dict({f"{prefix}{name}": value for name, value in self.compute().items()})
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of the sums so far, to go on with in the middle of an epoch."""
+        sums, counts = ({key: value.clone() for key, value in some.items()} for some in (self._sums, self._counts))
+        return {"sums": sums, "counts": counts, "events": dict(self._events)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if it is the state of something else.
+        """
+        if set(state) != {"sums", "counts", "events"}:
+            raise ValueError(f"the state has {sorted(state)}; expected what Monitor.state_dict() returns.")
+        sums, counts = ({key: value.clone() for key, value in state[name].items()} for name in ("sums", "counts"))
+        self._sums, self._counts, self._events = sums, counts, dict(state["events"])
+
     def _by_name(self, values: Mapping[tuple[str, tuple[str, ...]], Tensor]) -> dict[str, Tensor]:
         """Return values under names such as ``"loss/left"``, summed over steps with other tasks beside these."""
         found: dict[str, Tensor] = {}

@@ -38,6 +38,11 @@ class Options:
         """The perturbation, ``None`` for a plain step."""
         return None if self.perturbation is None or self.perturbation.is_none else self.perturbation
 
+    @property
+    def ascends_by_rank(self) -> bool:
+        """Whether each rank perturbs along its own gradients."""
+        return self.active is not None and self.active.scope == "rank"
+
 
 class Skipped(Exception):
     """The step ends without an update."""
@@ -63,7 +68,7 @@ class Step:
     def run(self) -> StepResult:
         """Return the result of the step, after adding to ``.grad``."""
         try:
-            self.passes.clean()
+            self.passes.clean(keep_own=self.options.ascends_by_rank and not self.passes.ranks.alone)
             if not self.passes.tasks:
                 return self.result(skipped=True)
             self.look()
@@ -86,7 +91,7 @@ class Step:
         sizes = [task.head_length for task in tasks if task.head_length is not None]
         self._coming = Transfer([gramian.G, torch.stack([task.loss for task in tasks]), *sizes])
         self.loss_gramian = gramian
-        if self._coming.is_here:
+        if self._coming.is_here or not self.passes.ranks.alone:
             self.settle()
 
     def settle(self) -> None:

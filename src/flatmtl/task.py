@@ -21,6 +21,8 @@ class Task:
         head: gradient on the task's own parameters, the clean one until that at the perturbed weights is known.
         length: norm of its loss gradient on the shared parameters, float64, once it is known.
         head_length: norm of that on the task's own parameters, likewise.
+        count: closures in which it is present, on all ranks together.
+        own_head: this rank's own gradient on the task's own parameters, where it is to be perturbed along.
         sample: some entries of its loss gradient, in the precision in which they came.
         perturbed_loss: loss at the perturbed weights.
         sam_head: gradient on the task's own parameters at the perturbed weights.
@@ -36,6 +38,8 @@ class Task:
     head: Gradient
     length: Tensor | None = None
     head_length: Tensor | None = None
+    count: int = 1
+    own_head: Gradient = field(default_factory=list[Tensor | None])
     sample: Tensor | None = None
     perturbed_loss: Tensor | None = None
     sam_head: Gradient = field(default_factory=list[Tensor | None])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flatmtl._linalg import floats, weighted_sum
-from flatmtl.gradients import add_to_grad, gradient, scaled
+from flatmtl.gradients import Gradient, add_to_grad, gradient, reached_by, scaled
 from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM, Part
 from flatmtl.step import Skipped, Step, context_of, size
@@ -79,14 +79,30 @@ class WeightedStep(Step):
 class SummedPasses(Passes):
     """The passes over one weighted sum of the losses, whose gradient on the shared parameters is row 0."""
 
-    def clean(self) -> None:
-        """Compute the losses, and keep their graph for :meth:`differentiate`."""
+    def clean(self, *, keep_own: bool = False) -> None:
+        """Compute the losses, and keep their graph for :meth:`differentiate`; ``keep_own`` leaves that to this rank."""
+        self.ranks.share_buffers()
+        self._own_first = keep_own
         closure, names = self._closures[0], self.parameters.tasks
         self._starts.append(self._world())
-        self._losses = self._starts[-1].run(closure, names)
+        with self._agreement.on_failure():
+            self._losses = self._starts[-1].run(closure, names)
         self._ends.append(self._world())
-        values = {name: self._value(loss) for name, loss in self._losses.items()}
-        self.tasks = [Task(name, names.index(name), [0], set(), value, []) for name, value in values.items()]
+        present = self._agreement.after(0, self._losses) or list(self._losses)
+        values = self._values(self._losses, present)
+        self.tasks = [
+            Task(name, names.index(name), [0] if name in self._losses else [], set(), value, [])
+            for name, value in zip(present, values, strict=True)
+        ]
+        for task in self.tasks if not self.ranks.alone else ():
+            task.count = self._agreement.count_of(task.name)
+            task.loss = task.loss / task.count
+
+    def _values(self, losses: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:
+        """Return the losses as numbers, summed over the ranks."""
+        zero = torch.zeros((), dtype=torch.float64, device=self.rows.matrix.device)
+        values = [self._value(losses[name]) if name in losses else zero for name in names]
+        return values if self.ranks.alone or not values else list(self.ranks.sum(torch.stack(values)))
 
     def keep(self, some: Sequence[int]) -> None:
         """Leave out all present tasks but ``some``, before :meth:`differentiate`."""
@@ -95,7 +111,7 @@ class SummedPasses(Passes):
     def differentiate(self, weights: Tensor) -> None:
         """Take the gradient of the weighted sum, the graph of which is used up then."""
         losses, self._losses = self._losses, {}
-        self._take(losses, weights)
+        self._take(losses, weights, alone=self._own_first)
 
     def perturbed_sum(self, perturbation: SAM, weights: Tensor) -> tuple[list[float], float]:
         """Take the gradient of the weighted sum at the weights perturbed along the clean one.
@@ -106,33 +122,63 @@ class SummedPasses(Passes):
         trunk = Part(self.parameters.shared, self.rows.views(0), perturbation.rho)
         heads = [self._head(task, perturbation.rho_heads) for task in self.tasks]
         with self._keeping(trunk.weights, self.rows.places), self._perturbed_weights(perturbation, trunk, heads):
-            losses = self._losses_again(0, [task.name for task in self.tasks])
+            own = [task.name for task in self.tasks if task.closures]
+            losses = self._losses_again(0, own) if own else {}
+            values = self._values(losses, [task.name for task in self.tasks])
             self._take(losses, weights)
-        *values, length = Transfer([*(losses[task.name] for task in self.tasks), self.size()]).wait()
-        for task, value in zip(self.tasks, values, strict=True):
-            task.perturbed_loss = value
-        return list(map(float, values)), float(length)
+        *found, length = Transfer([*values, self.size()]).wait()
+        for task, value in zip(self.tasks, found, strict=True):
+            task.perturbed_loss = value / task.count
+        return [float(value) for value in found], float(length)
 
     def size(self) -> Tensor:
         """Return a number that is finite only if all gradients are."""
         return size([self.rows.matrix[0], *(g for task in self.tasks for g in task.head)])
 
-    def _take(self, losses: Mapping[str, Tensor], weights: Tensor) -> None:
-        """Put the gradient of the weighted sum into row 0 and the heads."""
+    def _take(self, losses: Mapping[str, Tensor], weights: Tensor, *, alone: bool = False) -> None:
+        """Put the gradient of the weighted sum into row 0 and the heads: over all ranks, or of this one ``alone``."""
         heads = [self.parameters.heads[task.name] for task in self.tasks]
-        with torch.enable_grad():
-            terms = [_wide(losses[task.name]) * float(w) for task, w in zip(self.tasks, weights, strict=True)]
-            total = self._scaled(torch.stack([term.to(terms[0].device) for term in terms]).sum())
         parameters = [*self.parameters.shared, *(p for head in heads for p in head)]
-        both = gradient(total, parameters, keep_graph=False)
+        both: Gradient = [None] * len(parameters)
+        if losses:
+            both = gradient(self._weighted(losses, weights), parameters, keep_graph=False)
         sizes = [len(self.parameters.shared), *map(len, heads)]
         part, *own = [both[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
-        self._check_reached(" and ".join(losses), part)
-        factor, dtype = self._factor(self.tasks[0]), self.rows.matrix.dtype
+        factor, dtype = self._inverse_scale(), self.rows.matrix.dtype
         self.rows.write(0, scaled(part, factor, dtype))
+        own = [scaled(head, factor, dtype) for head in own]
+        reached = reached_by(part)
+        if not (alone or self.ranks.alone):
+            reached, own = self._summed(reached, own)
+        if losses or not alone:
+            self._check_reached(" and ".join(task.name for task in self.tasks), reached)
         for task, head in zip(self.tasks, own, strict=True):
-            task.reached = {j for j, g in enumerate(part) if g is not None}
-            task.head = scaled(head, factor, dtype)
+            task.reached, task.head = reached, head
+
+    def _weighted(self, losses: Mapping[str, Tensor], weights: Tensor) -> Tensor:
+        """Return this rank's part of the weighted sum: each loss is a mean over the ranks that have it."""
+        pairs = [(task, float(w)) for task, w in zip(self.tasks, weights, strict=True) if task.name in losses]
+        with torch.enable_grad():
+            terms = [_wide(losses[task.name]) * (w / task.count) for task, w in pairs]
+            return self._scaled(torch.stack([term.to(terms[0].device) for term in terms]).sum())
+
+    def _summed(self, reached: set[int], heads: Sequence[Gradient]) -> tuple[set[int], list[Gradient]]:
+        """Sum row 0 and the heads over the ranks; return what is reached on any of them, and the heads' gradients."""
+        row = self.rows.matrix[0]
+        work = self.ranks.start(row)
+        found = [g for head in heads for g in head]
+        owners = [p for task in self.tasks for p in self.parameters.heads[task.name]]
+        flat = [torch.zeros_like(p) if g is None else g for p, g in zip(owners, found, strict=True)]
+        gradients = self.ranks.sum(torch.cat([row[:0], *(g.detach().reshape(-1).to(row) for g in flat)]))
+        masks = [float(j in reached) for j in range(len(self.parameters.shared))]
+        masks += [float(g is not None) for g in found]
+        yes = [count > 0.0 for count in floats(self.ranks.sum(torch.tensor(masks, device=row.device)))]
+        work.wait()
+        shared = len(self.parameters.shared)
+        parts = torch.split(gradients, [p.numel() for p in owners])
+        triples = zip(owners, parts, yes[shared:], strict=True)
+        flat_heads = iter([part.view(p.shape).to(p.device) if known else None for p, part, known in triples])
+        return {j for j in range(shared) if yes[j]}, [[next(flat_heads) for _ in head] for head in heads]
 
 
 @dataclass
@@ -156,7 +202,7 @@ class SummedStep(WeightedStep):
         self.leave_out([self.is_finite(task, "loss", float(task.loss), 0.0) for task in tasks])
         self.weigh()
         self.sum.differentiate(self.weights)
-        self.require_finite(float(self.sum.size()))
+        self.require_finite(float(self.passes.ranks.sum(self.sum.size())))
 
     def direction(self) -> Tensor:
         """Return the gradient of the sum, at the perturbed weights if there are any."""

@@ -130,3 +130,20 @@ def test_monitor_averages_over_the_steps_that_know_a_statistic():
     assert math.isnan(means["conflict"])
     monitor.reset()
     assert monitor.compute() == {"steps": 0.0, "skipped": 0.0, "dropped": 0.0}
+
+
+def test_a_monitor_goes_on_from_its_state():
+    results = [StepResult(("a", "b"), torch.tensor([float(i), math.nan if i == 1 else 2.0 * i])) for i in range(4)]
+    whole, first, second = Monitor(), Monitor(), Monitor()
+    for result in results:
+        whole.update(result)
+    for result in results[:2]:
+        first.update(result)
+    state = first.state_dict()
+    first.update(results[0])  # the state is a copy
+    second.load_state_dict(state)
+    for result in results[2:]:
+        second.update(result)
+    assert second.compute() == whole.compute()
+    with pytest.raises(ValueError, match=r"the state has \['steps'\]; expected what Monitor.state_dict\(\) returns"):
+        second.load_state_dict({"steps": 3})

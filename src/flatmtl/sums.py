@@ -1,0 +1,142 @@
+"""What ranks agree on before they send anything, and the sums of what they send, in one order on all of them."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatmtl._linalg import floats
+from flatmtl.closures import Closure
+from flatmtl.gradients import Gradient, Rows
+from flatmtl.parameters import TaskParameters
+from flatmtl.ranks import Disagreement, Ranks, Work, fingerprint
+from flatmtl.task import Task
+from flatmtl.transfer import Transfer
+
+
+class Agreement:
+    """Which tasks have a loss on any rank, told to all of them before the first gradient is sent.
+
+    The ranks may have different tasks, and different numbers of closures. Where layers talk to each other within a
+    pass, as those of SyncBatchNorm do, they may not: a rank without a task's pass would answer with another's numbers.
+    """
+
+    def __init__(self, ranks: Ranks, parameters: TaskParameters, closures: Sequence[Closure]) -> None:
+        self._ranks = ranks
+        self._tasks = parameters.tasks
+        self._device = parameters.shared[0].device
+        self._last = len(closures) - 1
+        self._own = dict.fromkeys(self._tasks, 0)
+        self._counts: dict[str, int] = {}
+        self._kind = fingerprint(self._tasks, [p.shape for p in parameters.everything])
+
+    @contextmanager
+    def on_failure(self) -> Generator[None]:
+        """If the context raises, let the other ranks know, so that they raise too and do not wait for this one."""
+        try:
+            yield
+        except BaseException:
+            if not self._ranks.alone:
+                self._tell(failed=True)
+            raise
+
+    def after(self, number: int, losses: Mapping[str, Tensor]) -> list[str]:
+        """Return the tasks that any rank has, once all its closures have run; before, or alone, none.
+
+        Raises:
+            Disagreement: on all ranks, if one failed, or they do not train the same parameters or, where that is
+                needed, the same tasks.
+        """
+        for name in losses:
+            self._own[name] += 1
+        if self._ranks.alone or not (number == self._last or self._ranks.in_step):
+            return []
+        table = self._tell(failed=False)
+        self._check(table)
+        self._counts = {task: int(sum(row[3 + i] for row in table)) for i, task in enumerate(self._tasks)}
+        return [task for task, count in self._counts.items() if count] if number == self._last else []
+
+    def count_of(self, task: str) -> int:
+        """Return in how many closures a task is present, on all ranks together."""
+        return self._counts[task]
+
+    def _tell(self, *, failed: bool) -> list[list[float]]:
+        counts = map(float, self._own.values())
+        return self._ranks.table([float(failed), self._kind, float(self._last + 1), *counts], self._device)
+
+    def _check(self, table: Sequence[Sequence[float]]) -> None:
+        failed = [rank for rank, row in enumerate(table) if row[0]]
+        if failed:
+            raise Disagreement(f"the closure failed on rank {failed[0]}, so no rank does this step; see its own error.")
+        if len({row[1] for row in table}) > 1:
+            raise Disagreement(
+                "the ranks do not have the same tasks, shared parameters and heads. Make the model and split its "
+                "parameters in the same way on every rank, from a batch in which every task has labels."
+            )
+        if self._ranks.in_step and len({tuple(row[2:]) for row in table}) > 1:
+            present = [[task for i, task in enumerate(self._tasks) if row[3 + i]] for row in table]
+            raise Disagreement(
+                "the model has SyncBatchNorm, so all ranks must have the same tasks in as many closures, but they have "
+                f"{present}. Give every rank labels of every task, or use BatchNorm."
+            )
+
+
+@dataclass
+class _Sent:
+    """Sums of one task on their way: of the row, the head and a few numbers."""
+
+    works: list[Work]
+    numbers: Tensor
+    head: Tensor
+
+
+class Sums:
+    """Sums over the ranks, each task's on its way while the next one is computed.
+
+    Every rank sends the same tasks in the same order; one that lacks a task sends zeros.
+    """
+
+    def __init__(self, ranks: Ranks, parameters: TaskParameters, rows: Rows) -> None:
+        self._ranks = ranks
+        self._parameters = parameters
+        self._rows = rows
+        self._sent: dict[Task, _Sent] = {}
+
+    def send(self, task: Task, reached: set[int], loss: Tensor, head: Gradient, row: Tensor) -> None:
+        """Begin to sum a loss, the gradient of a head, and a row, which is overwritten."""
+        own = self._parameters.heads[task.name]
+        masks = [float(j in reached) for j in range(len(self._parameters.shared))]
+        masks += [float(g is not None) for g in head]
+        numbers = torch.cat([loss.reshape(1), torch.tensor(masks, dtype=torch.float64, device=loss.device)])
+        flat = [torch.zeros_like(p) if g is None else g for p, g in zip(own, head, strict=True)]
+        gradients = torch.cat([row[:0], *(g.detach().reshape(-1).to(row) for g in flat)])
+        works = [self._ranks.start(tensor) for tensor in (row, numbers, gradients) if tensor.numel()]
+        self._sent[task] = _Sent(works, numbers, gradients)
+
+    def receive(self, task: Task) -> tuple[Tensor, Gradient]:
+        """Return the sums of a task's losses and of its head's gradients, when that of the row is there too."""
+        sent = self._sent.pop(task)
+        for work in sent.works:
+            work.wait()
+        return sent.numbers[0], self._unflatten(task, sent.head, [g is not None for g in task.head])
+
+    def finish(self, tasks: Sequence[Task]) -> None:
+        """Put the sums of the clean pass into the records of the tasks, and what their losses reach on any rank."""
+        sent = [self._sent.pop(task) for task in tasks]
+        for work in (work for one in sent for work in one.works):
+            work.wait()
+        count = len(self._parameters.shared)
+        for task, one, numbers in zip(tasks, sent, Transfer([one.numbers for one in sent]).wait(), strict=True):
+            reached = [number > 0.0 for number in floats(numbers[1:])]
+            task.loss = one.numbers[0]
+            task.reached = {j for j, yes in enumerate(reached[:count]) if yes}
+            task.head = self._unflatten(task, one.head, reached[count:])
+
+    def _unflatten(self, task: Task, flat: Tensor, reached: Sequence[bool]) -> Gradient:
+        own = self._parameters.heads[task.name]
+        parts = torch.split(flat, [p.numel() for p in own])
+        return [
+            part.view(p.shape).to(p.device) if yes else None for p, part, yes in zip(own, parts, reached, strict=True)
+        ]
