@@ -1,6 +1,7 @@
 """The command `flatmtl`: finds the subcommand, and says in one message what the user can put right.
 
-Exit codes: 0 done; 1 the run failed; 2 a mistake in what was typed or is expected to be there; 130 interrupted.
+Exit codes: 0 done; 1 the run failed, or could not be saved; 2 a mistake in what was typed or is expected to be there;
+130 and 143 stopped by SIGINT (Ctrl-C) and SIGTERM: a run has ended its step, is saved, and goes on with --resume.
 Standard output is for results, standard error for messages and progress.
 """
 
@@ -15,10 +16,12 @@ COMMANDS = {
     "demo": "Train CAGrad and its flat form on real digits, and compare them (4 minutes on 2 cores).",
     "list": "List the recipes.",
     "run": "Train a recipe and keep the run in a folder.",
+    "sweep": "Train recipes with every combination of a grid and every seed.",
     "data show": "Write a sheet of pictures of a data set.",
 }
 BENCH = {
     "jinja2",
+    "joblib",
     "lightning",
     "matplotlib",
     "mlxtend",

@@ -1,8 +1,10 @@
 """The subcommands of `flatmtl`. Their options are dataclasses; tyro makes the flags and the help from them."""
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +12,16 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from flatmtl_bench import recipes
+from flatmtl_bench.choices import whole_number
 from flatmtl_bench.cli import Stop, answer, say
 from flatmtl_bench.protocols import Row
 from flatmtl_bench.recipes import RECIPES, Config
 from flatmtl_bench.recipes.config import Placement, Source, Split
+from flatmtl_bench.signals import FirstSignal
 
 if TYPE_CHECKING:
     from flatmtl_bench.runs import RunFolder
+    from flatmtl_bench.trainer import Trainer
 
 
 @contextmanager
@@ -34,10 +39,13 @@ def users_mistakes(*kinds: type[Exception]) -> Iterator[None]:
         raise Stop(error) from error
 
 
-def parse(command: Any, words: list[str], name: str, default: Any = None) -> Any:
-    """Return the dataclass ``command`` filled from the words, or exit with tyro's help or complaint."""
-    given = {} if default is None else {"default": default}
-    return tyro.cli(command, args=words, prog=f"flatmtl {name}", config=(FlagCreatePairsOff,), **given)
+def parse(command: Any, words: list[str], name: str, default: Any = None, **options: Any) -> Any:
+    """Return the dataclass ``command`` filled from the words, or exit with tyro's help or complaint.
+
+    The ``options`` are those of :func:`tyro.cli`.
+    """
+    options = {"config": (FlagCreatePairsOff,)} | ({} if default is None else {"default": default}) | options
+    return tyro.cli(command, args=words, prog=f"flatmtl {name}", **options)
 
 
 @dataclass(frozen=True)
@@ -70,20 +78,51 @@ class Run:
     """Go on with a run that was interrupted."""
     overwrite: bool = False
     """Remove a run that is there, and start again."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints within an epoch; 0: they are written as epochs end, and when a signal comes."""
+    keep_every: int = 0
+    """Epochs between snapshots of the weights in the folder snapshots/, for later analyses; 0: there are none."""
     dry_run: bool = False
     """Print the full config and do nothing else."""
+
+    def __post_init__(self) -> None:
+        whole_number("--checkpoint-every", self.checkpoint_every, 0)
+        whole_number("--keep-every", self.keep_every, 0)
+
+    @property
+    def saving(self) -> dict[str, int]:
+        """How often the run is saved: options of `Trainer.fit`."""
+        return {"checkpoint_every": self.checkpoint_every, "keep_every": self.keep_every}
 
 
 def run(words: list[str]) -> int:
     """Train a recipe; print the summary."""
-    with users_mistakes():
-        command: Run = parse(Run, words, "run", Run(_recipe(words)))
-    if command.dry_run:
-        answer(json.dumps(command.config.to_dict(), indent=2))
-        return 0
-    summary = _train(command)
-    answer(json.dumps(summary, indent=2))
+    with _rank_zero_speaks():
+        with users_mistakes():
+            command: Run = parse(Run, words, "run", Run(_recipe(words)))
+        result = command.config.to_dict() if command.dry_run else _train(command)
+        answer(json.dumps(result, indent=2))
     return 0
+
+
+@contextmanager
+def _rank_zero_speaks() -> Iterator[None]:
+    """Within it other ranks are silent, and those whose mistake rank 0 knows leave the exit code to it.
+
+    What rank 0 does not know is loud, and an exit code at which the launcher ends all ranks.
+    """
+    if all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")):
+        yield
+        return
+    from flatmtl_bench.ranks import ToldRankZero  # noqa: PLC0415
+
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
+            yield
+    except Stop as stop:
+        raise SystemExit(stop.code) from None
+    except ToldRankZero:
+        raise SystemExit(0) from None
 
 
 def _recipe(words: list[str]) -> Config:
@@ -96,38 +135,70 @@ def _recipe(words: list[str]) -> Config:
 
 
 def _train(command: Run) -> dict[str, Any]:
-    from flatmtl_bench.progress import accuracies, epoch_line, training_bars  # noqa: PLC0415
+    from flatmtl_bench.progress import RunBar, epoch_line, training_bars  # noqa: PLC0415
+    from flatmtl_bench.ranks import together  # noqa: PLC0415
     from flatmtl_bench.runs import RunError, RunFolder  # noqa: PLC0415
-    from flatmtl_bench.trainer import Trainer  # noqa: PLC0415  (seconds, which help and mistakes do not need)
+    from flatmtl_bench.trainer import Stopped, Trainer  # noqa: PLC0415  (seconds, which help does not need)
 
     with users_mistakes():
         trainer = Trainer(command.config)
-        folder = RunFolder(command.out, trainer.config, resume=command.resume, overwrite=command.overwrite)
+        with together(trainer.fabric):
+            how = {"resume": command.resume, "overwrite": command.overwrite}
+            folder = RunFolder(command.out, trainer.config, **how) if trainer.fabric.is_global_zero else None
+    finished = trainer.fabric.broadcast(folder is not None and folder.finished)
+    if folder is None:
+        return {} if finished else _follow(trainer, command)
     with folder, training_bars() as bars:
-        if folder.finished:
+        if finished:
             with users_mistakes(RunError, OSError):
                 trainer.check_data(folder)
                 say(f"{folder.path} is finished; here is its result. Use --overwrite to train again.")
                 return folder.summary()
         for dataset in trainer.data.values():
             say(str(dataset))
-        bar = bars.add_task(folder.path.name, accuracy="")
+        bar = RunBar(bars, f"{trainer.config.label}, seed {trainer.config.seed}", trainer.means)
 
         def watch(done: int, total: int, row: Row | None) -> None:
-            bars.update(bar, completed=done, total=total)
+            bar(done, total, row)
             if row is not None:
-                bars.update(bar, accuracy=accuracies(row, ["test"]))
                 say(epoch_line(row))
 
+        first_signal = FirstSignal(trainer.stop)
         try:
-            with users_mistakes(RunError, OSError):
-                summary = trainer.fit(folder, watch)
+            with users_mistakes(RunError, OSError), _failed_writes(folder), first_signal:
+                summary = trainer.fit(folder, watch, **command.saving)
         except FloatingPointError as error:
             raise Stop(f"{error} {_kept(folder)} Try a smaller --optimizer.lr or --rho.", code=1) from error
+        except Stopped as stopped:
+            code = 128 + (first_signal.number or signal.SIGTERM)
+            raise Stop(f"{stopped} It is saved. {GO_ON}", code=code) from None
         except KeyboardInterrupt:
-            raise Stop(f"interrupted. {_kept(folder)} The same command with --resume goes on.", code=130) from None
+            raise Stop(f"interrupted. {_kept(folder)} {GO_ON}", code=130) from None
         say(f"the run is in {folder.path}")
         return summary
+
+
+def _follow(trainer: "Trainer", command: Run) -> dict[str, Any]:
+    """Train as another rank than 0, which has the folder and says what there is to say."""
+    from flatmtl_bench.trainer import Stopped, unwatched  # noqa: PLC0415
+
+    with FirstSignal(trainer.stop), suppress(Stopped, FloatingPointError):  # which all ranks raise at once
+        trainer.fit(None, unwatched, **command.saving)
+    return {}
+
+
+GO_ON = "The same command with --resume goes on."
+
+
+@contextmanager
+def _failed_writes(folder: "RunFolder") -> Iterator[None]:
+    """Within it a file that cannot be written ends the run with a message: what was written before is whole."""
+    from flatmtl_bench.runs import WriteError  # noqa: PLC0415
+
+    try:
+        yield
+    except WriteError as error:
+        raise Stop(f"{error} {_kept(folder)} Make room, or let it be written to. {GO_ON}", code=1) from error
 
 
 def _kept(folder: "RunFolder") -> str:
@@ -199,9 +270,23 @@ def demo(words: list[str]) -> int:
     return 0
 
 
+def sweep(words: list[str]) -> int:
+    """Train many runs; print a table of their results."""
+    from flatmtl_bench.sweep import Sweep, run_sweep  # noqa: PLC0415
+
+    with users_mistakes():
+        command, flags = parse(Sweep, words, "sweep", return_unknown_args=True)
+        runs = command.runs(flags)
+    if all(run.dry_run for run in runs.values()):
+        answer(json.dumps([run.config.to_dict() for run in runs.values()], indent=2))
+        return 0
+    return run_sweep(command, runs)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": demo,
     "list": list_recipes,
     "run": run,
+    "sweep": sweep,
     "data show": show_data,
 }

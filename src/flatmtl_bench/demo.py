@@ -15,7 +15,7 @@ from rich.console import Console
 
 from flatmtl_bench import recipes
 from flatmtl_bench.cli import Stop, answer, say
-from flatmtl_bench.progress import accuracies, epoch_line, training_bars
+from flatmtl_bench.progress import epoch_line, state, training_bars
 from flatmtl_bench.protocols import Row
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.reports import page, terminal
@@ -173,7 +173,7 @@ def _watch(workers: Sequence[SpawnProcess], configs: Sequence[Config], queue: "Q
     """Show what the processes report until all have ended."""
     titles = {run_name(c): f"{c.label}, seed {c.seed}" for c in configs}
     with training_bars() as bars:
-        tasks = {name: bars.add_task(title, total=None, start=False, accuracy="") for name, title in titles.items()}
+        tasks = {name: bars.add_task(title, total=None, start=False, state="") for name, title in titles.items()}
         while any(worker.is_alive() for worker in workers) or not queue.empty():
             try:
                 name, done, total, row = queue.get(timeout=0.2)
@@ -182,7 +182,7 @@ def _watch(workers: Sequence[SpawnProcess], configs: Sequence[Config], queue: "Q
             bars.start_task(tasks[name])
             bars.update(tasks[name], completed=done, total=total)
             if row is not None:
-                bars.update(tasks[name], accuracy=accuracies(row, ["test"]))
+                bars.update(tasks[name], state=state(row))
                 if not bars.console.is_terminal:
                     say(f"{titles[name]}: {epoch_line(row)}")
     for worker in workers:

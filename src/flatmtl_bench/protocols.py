@@ -54,6 +54,17 @@ def outcome(rows: Sequence[Row], protocol: str, score: str = "accuracy") -> dict
     }
 
 
+def epochs_without_improvement(rows: Sequence[Row], protocol: str, score: str = "accuracy") -> int:
+    """Return how many epochs came after the first of the best, as a protocol that chooses one epoch sees it.
+
+    Example:
+        >>> rows = [{"epoch": e, "validation/accuracy": v} for e, v in [(1, 0.25), (2, 0.5), (3, 0.5), (4, 0.25)]]
+        >>> epochs_without_improvement(rows, "honest")
+        2
+    """
+    return rows[-1]["epoch"] - PROTOCOLS[protocol](rows, score)[0]["epoch"] if rows else 0
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean, None if a value was not finite and so is not in the file."""
     known = [value for value in values if value is not None]

@@ -4,8 +4,12 @@
 
 * ``config.json``: every value that decides the numbers;
 * ``env.json``: versions, machine, threads;
-* ``metrics.jsonl``: one object for each finished epoch;
-* ``checkpoint.pt``: where to go on, of the last finished epoch;
+* ``metrics.jsonl``: one object for each finished epoch; the same whenever the run is repeated or was interrupted;
+* ``times.jsonl``: one object for each finished epoch, of how long it took;
+* ``checkpoints/``: where to go on; see `flatmtl_bench.checkpoints`;
+* ``logs/``: the metrics as loggers have them; see `flatmtl_bench.loggers`;
+* ``snapshots/``: the weights of every so many epochs, if wanted;
+* ``error.txt``: why the run has failed, if a sweep has found that it does;
 * ``summary.json``: the result; it is there if and only if the run is finished.
 
 Every file is replaced as a whole, so a crash leaves the old or the new one, never a part.
@@ -16,38 +20,56 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from flatmtl_bench.config_file import check_name, config_values, read_config
 from flatmtl_bench.recipes import Config
 
-FILES = ("config.json", "env.json", "metrics.jsonl", "checkpoint.pt", "summary.json")
+METRICS, TIMES = "metrics.jsonl", "times.jsonl"
+FILES = ("config.json", "env.json", METRICS, TIMES, "summary.json")
+CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
+DAMAGED = ".damaged"
+"""Ending of a checkpoint that was found damaged."""
+ERROR = "error.txt"
 LOCK = ".lock"
+ELSEWHERE = ("seed", "root", "device", "devices", "num_nodes", "strategy", "loggers")
+"""What in a config is no part of the hash in the name of a run."""
 
 
 class RunError(ValueError):
     """A file of a run is broken, missing, or of something else."""
 
 
+class WriteError(OSError):
+    """A file of a run could not be written: the disk is full, or it is not allowed."""
+
+
 def digest(config: Config) -> str:
     """Return six hexadecimal digits of the hash of what decides a run's numbers beside the seed.
 
-    Where the data lie and which device is used does not count.
+    Where the data lie, which and how many devices are used, and who is told the metrics does not count.
     """
     text = json.dumps(_identity(config.to_dict()), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def run_name(config: Config) -> str:
-    """Return the name of the folder of a run."""
+    """Return the name of the folder of a run.
+
+    Raises:
+        ValueError: the recipe's name could lead out of the folder of runs.
+    """
+    check_name(config.recipe)
     return f"{config.recipe}-{digest(config)}-s{config.seed}"
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
     data = {name: value for name, value in config["data"].items() if name != "download"}
-    return {**{k: v for k, v in config.items() if k not in ("seed", "root", "device")}, "data": data}
+    return {**{name: value for name, value in config.items() if name not in ELSEWHERE}, "data": data}
 
 
 class RunFolder:
@@ -113,12 +135,24 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Remove what runs write and nothing else, the result first, the config last."""
+        for name in ("summary.json", ERROR):
+            (self.path / name).unlink(missing_ok=True)
+        for folder in (self.path / CHECKPOINTS, self.path / SNAPSHOTS):
+            remove_drafts(folder)
+            for path in [*folder.glob("epoch-*.pt"), *folder.glob(f"epoch-*.pt{DAMAGED}")]:
+                path.unlink()
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
         for name in reversed(FILES):
             (self.path / name).unlink(missing_ok=True)
             (self.path / _temporary(name)).unlink(missing_ok=True)
 
     def _check_config(self) -> None:
-        kept, now = (_identity(c) for c in (_read_json(self.path / "config.json"), self.config.to_dict()))
+        try:
+            found = read_config(self.path / "config.json")
+        except ValueError as error:
+            raise RunError(f"{error} Use --overwrite to start again, or choose another --out.") from error
+        kept, now = (_identity(config.to_dict()) for config in (found, self.config))
         if different := sorted(key for key in {*kept, *now} if kept.get(key) != now.get(key)):
             raise ValueError(
                 f"{self.path} was made with another config: {', '.join(different)} differ. "
@@ -140,7 +174,7 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the metrics of the finished epochs."""
-        path = self.path / "metrics.jsonl"
+        path = self.path / METRICS
         if not path.exists():
             return []
         try:
@@ -151,36 +185,36 @@ class RunFolder:
             raise RunError(_broken(path, "a line is no object with an epoch"))
         return rows
 
-    def cut_back(self, epoch: int) -> None:
-        """Forget the metrics of epochs after ``epoch``, for which there is no checkpoint.
+    def check_fresh(self) -> None:
+        """Raise unless the run, which has no checkpoint, has not begun.
 
         Raises:
-            RunError: if metrics of earlier epochs are missing.
+            RunError: there are metrics, so it has.
         """
-        rows = self.rows()
-        if [row["epoch"] for row in rows[:epoch]] != list(range(1, epoch + 1)):
+        if rows := self.rows():
             raise RunError(
-                f"{self.path} has a checkpoint of epoch {epoch} but metrics of {_epochs(len(rows))}. "
+                f"{self.path} has metrics of {_epochs(len(rows))} but no checkpoint in {CHECKPOINTS}/ to go on from. "
                 "Use --overwrite to start again."
             )
-        if epoch == 0 and len(rows) > 1:  # one is that of a run killed between the two writes of its first epoch
-            raise RunError(
-                f"{self.path} has metrics of {_epochs(len(rows))} but no checkpoint.pt to go on from. "
-                "Use --overwrite to start again."
-            )
-        if len(rows) > epoch:
-            self._write_rows(rows[:epoch])
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Add the metrics of one more epoch."""
-        self._write_rows([*self.rows(), row])
+    def append(self, row: Mapping[str, Any], name: str = METRICS) -> None:
+        """Add a row to the metrics or, with their name, to the times."""
+        path = self.path / name
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        self.write(name, before + _json(row, indent=None))
 
-    def _write_rows(self, rows: list[Any]) -> None:
-        self.write("metrics.jsonl", "".join(_json(row, indent=None) for row in rows))
+    def write_rows(self, rows: Sequence[Mapping[str, Any]], name: str = METRICS) -> None:
+        """Replace the metrics or, with their name, the times by these."""
+        self.write(name, "".join(_json(row, indent=None) for row in rows))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the result; the run is finished."""
+        """Write the result; the run is finished, and an error of before is of no interest."""
         self.write("summary.json", _json(summary))
+        (self.path / ERROR).unlink(missing_ok=True)
+
+    def write_error(self, text: str) -> None:
+        """Record why the run has failed."""
+        self.write(ERROR, text)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write what the run is made with."""
@@ -203,19 +237,52 @@ class RunFolder:
         self.close()
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace ``path`` in one go: a reader or a crash sees the old or the new content, never a part."""
+def write_whole(path: Path, content: str | bytes | memoryview) -> None:
+    """Replace ``path`` in one go: a reader or a crash sees the old or the new content, never a part.
+
+    Raises:
+        WriteError: naming ``path``; it is as it was.
+    """
     draft = path.with_name(_temporary(path.name))
-    with open(draft, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        with open(draft, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise WriteError(f"{path} could not be written: {error}.") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder in one that is there, unless it is there, too.
+
+    Raises:
+        WriteError: naming ``path``.
+    """
+    try:
+        path.mkdir(exist_ok=True)
+        _sync(path.parent)
+    except OSError as error:
+        raise WriteError(f"{path} could not be made: {error}.") from error
+
+
+def _sync(folder: Path) -> None:
+    """Make sure that the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what processes that were killed have left half-written in a folder, if it is there."""
+    for draft in folder.glob(_temporary("*")):
+        draft.unlink()
 
 
 def _temporary(name: str) -> str:
@@ -225,7 +292,7 @@ def _temporary(name: str) -> str:
 def _is_run(path: Path) -> bool:
     """Whether a config of ours lies there, whatever its version."""
     try:
-        config = _read_json(path / "config.json")
+        config = config_values(path / "config.json")
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "recipe" in config and isinstance(config.get("data"), dict)
@@ -237,14 +304,15 @@ def _read_json(path: Path) -> Any:
 
 def _json(value: Any, indent: int | None = 2) -> str:
     """Return JSON that every parser reads: numbers that are not finite become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False) + "\n"
+    return json.dumps(finite(value), indent=indent, allow_nan=False) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return plain values in which numbers that are not finite are None, as they are in the files."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

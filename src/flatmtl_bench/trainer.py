@@ -1,31 +1,40 @@
 """The training loop: one for every data set and every method, on Lightning Fabric."""
 
-import inspect
-import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import torch
-from lightning.fabric import Fabric, seed_everything
+from lightning.fabric import seed_everything
 from torch import Tensor, nn
-from torch.nn import Parameter
-from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, default_collate
 
-from flatmtl import ASAM, SAM, FlatMTL, Monitor, StepResult, aggregators, split_parameters
-from flatmtl.aggregators import AGGREGATORS
-from flatmtl_bench import data, models
+from flatmtl import StepResult, split_parameters
+from flatmtl_bench import assembly, models, schedules
 from flatmtl_bench.analysis.sharpness import Closure, sharpness
-from flatmtl_bench.environment import environment
+from flatmtl_bench.data.batches import Batches
+from flatmtl_bench.loggers import check_installed
 from flatmtl_bench.metrics import Classification
-from flatmtl_bench.protocols import Row, outcome
-from flatmtl_bench.randomness import derived_seed, random_state, set_random_state
+from flatmtl_bench.position import Position
+from flatmtl_bench.protocols import Row, epochs_without_improvement, outcome
+from flatmtl_bench.randomness import RandomStreams, derived_seed
+from flatmtl_bench.ranks import (
+    EachRank,
+    any_rank,
+    average_buffers,
+    check_same,
+    launch,
+    over_all_ranks,
+    process_group,
+    take_from_rank_zero,
+    together,
+)
 from flatmtl_bench.recipes.config import Config, Split
-from flatmtl_bench.runs import RunError, RunFolder
+from flatmtl_bench.record import Record
+from flatmtl_bench.runs import RunError, RunFolder, finite
 
 Targets = Mapping[str, Tensor]
 Watch = Callable[[int, int, Row | None], None]
@@ -34,6 +43,10 @@ Watch = Callable[[int, int, Row | None], None]
 
 def unwatched(_done: int, _total: int, _row: Row | None) -> None:
     """Do nothing: the run shows in its folder only."""
+
+
+class Stopped(Exception):
+    """A run was asked to stop; it has ended its step and saved where it stands."""
 
 
 class Trainer:
@@ -51,86 +64,160 @@ class Trainer:
     """
 
     def __init__(self, config: Config) -> None:
-        self.fabric = _fabric(config)
+        check_installed(config.loggers)
+        self.fabric = launch(config)
         seed_everything(config.seed, verbose=False)
+        self._load_data(config)
+        with together(self.fabric):
+            self.classes = assembly.trained_tasks(config, self.data["train"].classes)
+            self.tasks = tuple(self.classes)
+            self.mtl = assembly.flat_mtl(self.config, len(self.tasks), process_group(self.fabric))
+            self._make_model()
+            self.parameters = split_parameters(self.model, self._sample(2)[0], self.tasks)
+        take_from_rank_zero(self.fabric, self.model)
+        self.position = Position()
+        self._stopping = False
+        if rank := self.fabric.global_rank:  # so that no two ranks drop the same; rank 0 draws what it would draw alone
+            seed_everything(derived_seed(config.seed, 0, rank) % 2**32, verbose=False)
+
+    def _load_data(self, config: Config) -> None:
         splits: list[Split] = ["train", "validation", "test"] if config.data.validation_share else ["train", "test"]
-        self.data: dict[str, Any] = {split: _dataset(config, split) for split in splits}
+        for turn in (True, False):  # the first process of each machine goes ahead: it may have to download
+            with together(self.fabric):
+                if (self.fabric.local_rank == 0) == turn:
+                    self.data: dict[str, Any] = {split: assembly.dataset(config, split) for split in splits}
+        check_same(self.fabric, "data", {split: f"{data} {data.fingerprint}" for split, data in self.data.items()})
         self.config = replace(config, source=self.data["train"].source)
-        self.classes = _classes(config, self.data["train"].classes)
-        self.tasks = tuple(self.classes)
-        self.mtl = _mtl(self.config, len(self.tasks))
-        self._make_model()
-        self.parameters = split_parameters(self.model, self._sample(2)[0], self.tasks)
 
     def _make_model(self) -> None:
+        """Make model, optimizer and schedule. No wrapper averages gradients over the ranks: the step does."""
         channels = self.data["train"][0][0].shape[0]
-        model = models.build(self.config.model, self.classes, in_channels=channels)
-        optimizer = _optimizer(self.config, model.parameters(), self.mtl.parameters())
-        wrapped, self.optimizer = self.fabric.setup(model, optimizer)
-        self.model: nn.Module = wrapped.module
         self.precision = self.fabric.strategy.precision
         self.scaler = getattr(self.precision, "scaler", None)
+        model = models.build(self.config.model, self.classes, in_channels=channels)
+        model = over_all_ranks(self.fabric, self.precision.convert_module(model))
+        self.model: nn.Module = self.fabric.to_device(model)
+        optimizer = assembly.optimizer(self.config, self.model.parameters(), self.mtl.parameters())
+        self.steps_per_epoch = len(Batches(len(self.data["train"]), self.config.batch_size))
+        plan = {"steps": self.steps_per_epoch, "epochs": self.config.epochs}
+        self.schedule = schedules.build(self.config.schedule, optimizer, **plan)
+        self.optimizer: Any = self.fabric.setup_optimizers(optimizer)
 
-    def fit(self, folder: RunFolder, watch: Watch = unwatched) -> dict[str, Any]:
-        """Train from where the folder's checkpoint stands, if there is one, to the end; return the summary.
+    def fit(
+        self, folder: RunFolder | None, watch: Watch = unwatched, *, checkpoint_every: int = 0, keep_every: int = 0
+    ) -> dict[str, Any]:
+        """Train from where the folder's last checkpoint stands, if there is one, to the end; return the summary.
 
-        The folder gets metrics and checkpoint after each epoch, and the summary in the end.
+        The folder gets a checkpoint and the metrics after each epoch, and the summary in the end.
+
+        Args:
+            folder: of the run; None on all ranks but 0, which reads and writes it.
+            watch: is told of every step and epoch.
+            checkpoint_every: steps between checkpoints within an epoch; 0: there are none.
+            keep_every: epochs between snapshots of the weights; 0: there are none.
 
         Raises:
             FloatingPointError: naming task, step and epoch at which a loss or gradient is not finite.
+            Stopped: after :meth:`stop`; where the run stands is saved.
+            RunError: the folder holds what no run can go on from.
+            WriteError: a file cannot be written; the last checkpoint is as it was.
         """
-        start, steps = self._restore(folder), len(self._loader("train"))
-        folder.write_environment(environment())
-        for epoch in range(start + 1, self.config.epochs + 1):
-            row = self._epoch(epoch, watch)
-            folder.append(row)
-            folder.write("checkpoint.pt", self._checkpoint(epoch))
-            watch(epoch * steps, self.config.epochs * steps, row)
-        summary = self._summary(folder.rows())
-        folder.finish(summary)
-        return summary
+        with Record(self.fabric, folder, self.config.loggers, keep_every) as record:
+            self._restore(record)
+            record.begin(self.position.rows, self.position.times)
+            try:
+                while not self._is_over():
+                    row = self._epoch(record, watch, checkpoint_every)
+                    self._end_epoch(record, row)
+                    self._tell(watch, row)
+            except Stopped:
+                if self.position.steps:
+                    self._save(record)
+                raise
+            summary = self._summary()
+            record.finish(summary)
+            return summary
 
-    def _epoch(self, epoch: int, watch: Watch) -> dict[str, Any]:
-        """Train for one epoch and evaluate; return the metrics."""
-        started = perf_counter()
-        row: dict[str, Any] = {"epoch": epoch}
-        training, step_seconds = self._train(epoch, watch)
-        row |= {f"train/{name}": value for name, value in training.items()}
+    def _is_over(self) -> bool:
+        """Whether there is no further epoch, or no better score for as long as early stopping waits for one."""
+        patience, rows = self.config.early_stop.patience, self.position.rows
+        waited = 0 if patience is None else epochs_without_improvement(rows, self.config.protocol)
+        return len(rows) == self.config.epochs or (patience is not None and waited >= patience)
+
+    def means(self) -> Row:
+        """Return the means over the steps of the epoch under way."""
+        return self.position.monitor.compute()
+
+    def stop(self) -> None:
+        """Let :meth:`fit` end the step under way, save, and raise :class:`Stopped`."""
+        self._stopping = True
+
+    def _check_stop(self) -> None:
+        """Raise if the run shall stop on some rank: called where what is saved is a whole number of steps."""
+        if any_rank(self.fabric, self._stopping):
+            here = self.position
+            raise Stopped(
+                f"stopped after {here.epochs} finished epochs and {here.steps} of {self.steps_per_epoch} steps."
+            )
+
+    def _epoch(self, record: Record, watch: Watch, checkpoint_every: int) -> dict[str, Any]:
+        """Train for one epoch, or the rest of it, and evaluate; return the metrics."""
+        for _ in self._steps():
+            self._tell(watch)
+            if checkpoint_every and self.position.steps % checkpoint_every == 0:
+                self._save(record)
+        average_buffers(self.fabric, self.model)
+        row = {f"train/{name}": value for name, value in self.position.monitor.compute().items()}
         for split in self.data:
             if split != "train":
                 row |= {f"{split}/{name}": value for name, value in self.evaluate(split).items()}
-        return {**row, "seconds": perf_counter() - started, "step_seconds": step_seconds}
+        rate = self.schedule.get_last_lr()[0]  # with which the next step is made
+        return {"epoch": self.position.epochs + 1, "learning_rate": rate, **row}
 
-    def _train(self, epoch: int, watch: Watch) -> tuple[dict[str, float], float]:
-        """Return the means over the steps of one epoch, and the median time of a step."""
+    def _steps(self) -> Iterator[None]:
+        """Do the steps of an epoch that are left; yields after each."""
+        here, epoch = self.position, self.position.epochs + 1
         self.model.train()
-        self.mtl.start_epoch(epoch, self.config.epochs)
-        monitor, seconds = Monitor(), []
-        loader = self._loader("train", derived_seed(self.config.seed, epoch))
-        for step, (inputs, targets) in enumerate(loader, start=1):
+        if here.steps == 0:
+            self.mtl.start_epoch(epoch, self.config.epochs)
+        for inputs, targets, share in self._batches("train", derived_seed(self.config.seed, epoch), here.steps):
+            self._check_stop()
             started = perf_counter()
             try:
-                monitor.update(self._step(inputs, targets))
+                here.monitor.update(self._step(self._closure(inputs, targets, share)))
             except FloatingPointError as error:
-                raise FloatingPointError(f"epoch {epoch}, step {step}: {error}") from error
-            seconds.append(perf_counter() - started)
-            watch((epoch - 1) * len(loader) + step, self.config.epochs * len(loader), None)
-        return monitor.compute(), median(seconds)
+                raise FloatingPointError(f"epoch {epoch}, step {here.steps + 1}: {error}") from error
+            here.end_step(perf_counter() - started)
+            yield
 
-    def _step(self, inputs: Tensor, targets: Targets) -> StepResult:
-        closure = self._closure(inputs, targets)
+    def _step(self, closure: Closure) -> StepResult:
         self.optimizer.zero_grad()
         result = self.mtl.backward(closure, self.parameters, scaler=self.scaler)
         self.optimizer.step()
         self.mtl.after_step(closure)
+        self.schedule.step()
         return result
+
+    def _end_epoch(self, record: Record, row: dict[str, Any]) -> None:
+        """Save what the epoch came to: the checkpoint first, from which the other files can be made again."""
+        self.position.end_epoch(finite(row))
+        record.keep(self.model.state_dict(), self.position.epochs)
+        self._save(record)
+        record.append(self.position.rows[-1], self.position.times[-1])
+
+    def _tell(self, watch: Watch, row: Row | None = None) -> None:
+        done = self.position.epochs * self.steps_per_epoch + self.position.steps
+        watch(done, self.config.epochs * self.steps_per_epoch, row)
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:
         """Return loss and accuracy on one split, of each task and their means over the tasks."""
         self.model.eval()
         scores = {task: Classification(classes) for task, classes in self.classes.items()}
-        for inputs, targets in self._loader(split):
+        for inputs, targets, share in self._batches(split):
+            self._check_stop()
+            if share == 0.0:
+                continue
             with self.precision.forward_context():
                 outputs = self.model(self.precision.convert_input(inputs))
             for task, score in scores.items():
@@ -140,17 +227,28 @@ class Trainer:
         means = {name: sum(v[name] for v in values.values()) / len(values) for name in names}
         return {**means, **{f"{name}/{task}": v[name] for task, v in values.items() for name in names}}
 
-    def _loader(self, split: str, seed: int | None = None) -> DataLoader[tuple[Tensor, Targets]]:
-        """Return the batches of a split, shuffled by a generator of their own if there is a seed."""
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        loader = DataLoader(self.data[split], self.config.batch_size, shuffle=seed is not None, generator=generator)
-        return cast(DataLoader[tuple[Tensor, Targets]], self.fabric.setup_dataloaders(loader))
+    def _batches(self, split: str, seed: int | None = None, start: int = 0) -> Iterator[tuple[Tensor, Targets, float]]:
+        """Yield this rank's slices of the batches of a split from one on, and what the mean over each counts for.
 
-    def _closure(self, inputs: Tensor, targets: Targets) -> Closure:
+        They are shuffled if there is a seed. No random stream is touched.
+        """
+        generator = torch.Generator()
+        order = None if seed is None else generator.manual_seed(seed)
+        data, mine = self.data[split], {"rank": self.fabric.global_rank, "ranks": self.fabric.world_size}
+        batches = Batches(len(data), self.config.batch_size, generator=order, start=start, **mine)
+        loader = DataLoader(data, batch_sampler=batches, generator=generator)
+        loader = self.fabric.setup_dataloaders(loader, use_distributed_sampler=False)
+        for share, (inputs, targets) in zip(batches.shares(), loader, strict=True):
+            yield inputs, targets, share
+
+    def _closure(self, inputs: Tensor, targets: Targets, share: float = 1.0) -> Closure:
+        """Return the closure of a batch: the mean loss, times what it counts for among those of other ranks."""
+
         def closure(tasks: Sequence[str]) -> dict[str, Tensor]:
             with self.precision.forward_context():
                 outputs = self.model(self.precision.convert_input(inputs), tasks)
-                return {task: Classification.loss(outputs[task], targets[task]) for task in tasks}
+                losses = {task: Classification.loss(outputs[task], targets[task]) for task in tasks}
+            return losses if share == 1.0 else {task: share * loss for task, loss in losses.items()}
 
         return closure
 
@@ -162,133 +260,83 @@ class Trainer:
         batches = (default_collate([self.data["train"][i] for i in part.tolist()]) for part in parts)
         return [self._closure(*self.fabric.to_device(batch)) for batch in batches]
 
-    def _checkpoint(self, epoch: int) -> bytes:
-        state = {
-            "epoch": epoch,
-            "data": self.data["test"].fingerprint,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "mtl": self.mtl.state_dict(),
-            "precision": self.precision.state_dict(),
-            "random": random_state(),
+    def _parts(self) -> dict[str, Any]:
+        """Return everything whose state decides how the run goes on; the random streams last, as others draw."""
+        return {
+            "position": self.position,
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "mtl": self.mtl,
+            "precision": self.precision,
+            "schedule": self.schedule,
+            "random": EachRank(self.fabric, RandomStreams()),
         }
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        return buffer.getvalue()
 
-    def check_data(self, folder: RunFolder, fingerprint: str | None = None) -> None:
-        """Raise if the run in the folder was made with other test data; ``None``: those its summary names.
+    def _save(self, record: Record) -> None:
+        """Write a checkpoint, and keep that of the last epoch which counts under the protocol."""
+        here = self.position
+        average_buffers(self.fabric, self.model)
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        best = outcome(here.rows, self.config.protocol)["epochs"][-1] if here.rows else None
+        state = {"data": self.data["test"].fingerprint, **parts}
+        record.save(state, here.epochs, here.steps, best)
+
+    def _restore(self, record: Record) -> None:
+        """Go on from the last checkpoint, or from the start if there is none."""
+        found = record.last_checkpoint()
+        if found is None:
+            self.position.begin_epoch()
+            return
+        with together(self.fabric):
+            self._take_over(*found)
+
+    def _take_over(self, path: str, state: Mapping[str, Any]) -> None:
+        """Put every part into the state that a checkpoint says."""
+        parts = self._parts()
+        if set(state) != {"data", *parts}:
+            raise RunError(f"{path} is no checkpoint of this version of flatmtl. Use --overwrite to start again.")
+        self._check_data(path, state["data"])
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+        except Exception as error:  # a state of something else can raise nearly anything
+            raise RunError(
+                f"{path} does not fit this run ({type(error).__name__}: {error}). Remove it to go on from the "
+                "checkpoint before it, or use --overwrite to start again."
+            ) from error
+
+    def check_data(self, folder: RunFolder) -> None:
+        """Raise if the finished run in the folder was made with other test data.
 
         Raises:
             RunError: naming the folder.
         """
-        made_with = folder.summary().get("fingerprint") if fingerprint is None else fingerprint
-        if made_with != self.data["test"].fingerprint:
+        self._check_data(str(folder.path), folder.summary().get("fingerprint"))
+
+    def _check_data(self, made: str, fingerprint: str | None) -> None:
+        """Raise if something was made with other test data than those of this run."""
+        if fingerprint != self.data["test"].fingerprint:
             raise RunError(
-                f"{folder.path} was made with other data than those in {self.config.root or 'data'}. Give the --root "
+                f"{made} was made with other data than those in {self.config.root or 'data'}. Give the --root "
                 "that it was made with, choose another --out, or use --overwrite to start again."
             )
 
-    def _restore(self, folder: RunFolder) -> int:
-        """Take over the folder's checkpoint and return its epoch, 0 if there is none."""
-        path = folder.path / "checkpoint.pt"
-        if not path.exists():
-            folder.cut_back(0)
-            return 0
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged file can raise nearly anything
-            raise RunError(
-                f"{path} is broken (no checkpoint of a run: {type(error).__name__}). Use --overwrite to start again."
-            ) from error
-        self.check_data(folder, state["data"])
-        folder.cut_back(state["epoch"])
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.mtl.load_state_dict(state["mtl"])
-        self.precision.load_state_dict(state["precision"])
-        set_random_state(state["random"])
-        return state["epoch"]
-
-    def _summary(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _summary(self) -> dict[str, Any]:
         """Return what the run came to; the sharpness is that of the final model."""
-        wanted = self.config.sharpness
+        wanted, times = self.config.sharpness, self.position.times
         measured = None
         if wanted.samples:
-            measured = sharpness(self.model, self._sample(wanted.samples), self.parameters, wanted.rho)
+            sample, group = self._sample(wanted.samples), process_group(self.fabric)  # all ranks measure the same
+            measured = sharpness(self.model, sample, self.parameters, wanted.rho, process_group=group)
         return {
             "recipe": self.config.recipe,
             "seed": self.config.seed,
             "data": {split: str(dataset) for split, dataset in self.data.items()},
             "fingerprint": self.data["test"].fingerprint,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            **outcome(rows, self.config.protocol),
+            **outcome(self.position.rows, self.config.protocol),
+            "stopped_early": self.position.epochs < self.config.epochs,
             "sharpness": measured,
-            "seconds": sum(row["seconds"] for row in rows),
-            "step_seconds": median(row["step_seconds"] for row in rows),
+            "seconds": sum(time["seconds"] for time in times),
+            "step_seconds": median(time["step_seconds"] for time in times),
         }
-
-
-def _fabric(config: Config) -> Fabric:
-    try:
-        return Fabric(accelerator=config.device, devices=1, precision=config.precision)
-    except RuntimeError as error:
-        raise ValueError(
-            f"there is no device {config.device!r} on this machine. Use --device auto. ({error})"
-        ) from None
-
-
-def _dataset(config: Config, split: Split) -> Any:
-    options = config.data.options(split)
-    return data.build(config.data.name, split, seed=config.seed, root=config.root, source=config.source, **options)
-
-
-def _classes(config: Config, classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return the number of classes of each task that is trained.
-
-    Raises:
-        ValueError: if the task that is to be trained alone is none of the data's.
-    """
-    if config.task is not None and config.task not in classes:
-        raise ValueError(f"{config.data.name} has no task {config.task!r}. Its tasks: {', '.join(classes)}.")
-    return {task: len(names) for task, names in classes.items() if config.task in (None, task)}
-
-
-def _optimizer(config: Config, parameters: Iterable[Parameter], weighting: Iterable[Parameter]) -> Optimizer:
-    """Return the optimizer of a network, and of what a loss weighting trains, which does not decay."""
-    chosen = config.optimizer
-    groups: list[dict[str, Any]] = [{"params": list(parameters)}, {"params": list(weighting), "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
-    if chosen.name == "sgd":
-        return SGD(groups, chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
-    make = {"adam": Adam, "adamw": AdamW}[chosen.name]
-    return make(groups, chosen.lr, weight_decay=chosen.weight_decay)
-
-
-def _mtl(config: Config, tasks: int) -> FlatMTL:
-    method = config.method
-    perturbation = _perturbation(config)
-    return FlatMTL(_aggregator(config, tasks), perturbation, combine=method.combine, flat_scale=method.flat_scale)
-
-
-def _aggregator(config: Config, tasks: int) -> Any:
-    """Return the aggregator, told the seed of the run and the number of tasks if it wants to know them."""
-    name, options = config.method.aggregator, dict(config.method.options)
-    known = {"seed": config.seed, "tasks": tasks}
-    accepted = inspect.signature(AGGREGATORS[name]).parameters if name in AGGREGATORS else {}
-    options = {option: value for option, value in known.items() if option in accepted} | options
-    try:
-        return aggregators.build(name, **options)
-    except (TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(
-            f"bad --method.options {options}: {error} Give all options that the aggregator {name} shall have, or "
-            "--method.options alone for none."
-        ) from None
-
-
-def _perturbation(config: Config) -> SAM | None:
-    method = config.method
-    if method.perturbation == "none":
-        return None
-    make = {"sam": SAM, "asam": ASAM}[method.perturbation]
-    return make(config.rho, rho_heads=method.rho_heads, norm=method.norm)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from flatmtl_bench import recipes
+from flatmtl_bench.config_file import read_config
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.recipes.config import Data, Method, Optimizer
 from flatmtl_bench.runs import FILES, RunFolder, digest, run_name, write_whole
@@ -115,17 +116,17 @@ class TestExistingFolder:
 
 
 class TestContent:
-    def test_metrics_are_cut_back_to_the_checkpoint(self, tmp_path):
+    def test_metrics_are_put_back_to_those_of_the_checkpoint(self, tmp_path):
         with_epochs(tmp_path, 3)
         with RunFolder(tmp_path, CONFIG, resume=True) as folder:
-            folder.cut_back(2)
+            folder.write_rows([{"epoch": 1}, {"epoch": 2}])
             assert folder.rows() == [{"epoch": 1}, {"epoch": 2}]
 
-    def test_missing_metrics_are_an_error(self, tmp_path):
+    def test_metrics_without_a_checkpoint_are_an_error(self, tmp_path):
         with_epochs(tmp_path, 1)
-        message = "checkpoint of epoch 2 but metrics of 1 finished epoch"
+        message = "metrics of 1 finished epoch but no checkpoint"
         with RunFolder(tmp_path, CONFIG, resume=True) as folder, pytest.raises(ValueError, match=message):
-            folder.cut_back(2)
+            folder.check_fresh()
 
     def test_numbers_that_are_not_finite_are_null(self, tmp_path):
         with RunFolder(tmp_path, CONFIG) as folder:
@@ -157,3 +158,82 @@ class TestContent:
         with RunFolder(tmp_path, CONFIG) as folder:
             assert folder.rows() == []
             assert not folder.finished
+
+
+def changed(*path, to):
+    """Return the JSON of a config with one value changed."""
+    values = CONFIG.to_dict()
+    within = values
+    for name in path[:-1]:
+        within = within[name]
+    within[path[-1]] = to
+    return json.dumps(values)
+
+
+class TestHostileConfig:
+    """A config.json that anybody may have written."""
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (changed("recipe", to="../../etc/passwd"), r"a recipe's name is .*got '\.\./\.\./etc/passwd'"),
+            (changed("recipe", to="/etc/passwd"), "a recipe's name is .*got '/etc/passwd'"),
+            (changed("recipe", to="..\\\\windows"), "a recipe's name is"),
+            (changed("recipe", to=".."), "a recipe's name is"),
+            (changed("recipe", to="a" * 101), "a recipe's name is up to 100"),
+            (changed("recipe", to=""), "a recipe's name is"),
+            (changed("recipe", to="a\0b"), "a recipe's name is"),
+            (changed("recipe", to=["a"]), r"recipe must be str, got \['a'\]"),
+            (changed("seed", to="0/../../x"), "seed must be int, got '0/../../x'"),
+            (changed("seed", to=True), "seed must be int, got True"),
+            (changed("seed", to=0.5), "seed must be int, got 0.5"),
+            (changed("epochs", to=None), "epochs must be int, got None"),
+            (changed("epochs", to=-1), "number of epochs must be at least 1, got -1"),
+            (changed("rho", to="nan"), "rho must be float, got 'nan'"),
+            (changed("rho", to=float("nan")), "rho must be a finite number"),
+            (changed("device", to="cuda:0; rm -rf"), "device must be Literal"),
+            (changed("root", to={"a": 1}), "root must be str | None"),
+            (changed("method", to=[]), "method must be an object"),
+            (changed("method", "aggregator", to=7), "method.aggregator must be str, got 7"),
+            (changed("method", "options", to={"c": {"deep": 1}}), "method.options must be dict"),
+            (changed("method", "options", to={"weights": ["a"]}), "method.options must be dict"),
+            (changed("data", "train_pairs", to="many"), "data.train_pairs must be int | None, got 'many'"),
+            (changed("data", "extra", to=1), "unknown .*'extra'"),
+            ("{}", "missing .*'recipe'"),
+            ("[1]", r"it must be an object, got \[1\]"),
+            ("not json", "Expecting value"),
+            ("[" * 100_000, "nested too deep"),
+            ("9" * 5_000, "4300"),
+            ('{"recipe": "' + "a" * 2_000_000 + '"}', "has 2,000,014 bytes"),
+        ],
+        ids=lambda value: value[:12],
+    )
+    def test_it_is_refused(self, tmp_path, content, message):
+        path = tmp_path / "config.json"
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            read_config(path)
+
+    def test_one_of_ours_is_read(self, tmp_path):
+        for name in recipes.RECIPES:
+            config = recipes.build(name)
+            (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+            assert read_config(tmp_path / "config.json") == config
+
+    @pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}, {}], ids=str)
+    @pytest.mark.parametrize("recipe", ["../escaped", "/tmp/escaped", "a/b", "..", ""])
+    def test_no_recipe_leads_out_of_the_folder_of_runs(self, tmp_path, recipe, options):
+        out = tmp_path / "runs"
+        with pytest.raises(ValueError, match="a recipe's name is up to 100 letters"):
+            RunFolder(out, replace(CONFIG, recipe=recipe), **options)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("content", [changed("seed", to="0/../x"), changed("recipe", to="../x")])
+    def test_a_run_does_not_go_on_from_one(self, tmp_path, content):
+        path = with_epochs(tmp_path, 1)
+        (path / "config.json").write_text(content)
+        before = files(path)
+        with pytest.raises(ValueError, match=r"config\.json is no config of a run: .* Use --overwrite"):
+            RunFolder(tmp_path, CONFIG, resume=True)
+        assert files(path) == before
+        assert [entry.name for entry in tmp_path.iterdir()] == [path.name]

@@ -1,5 +1,6 @@
 import math
 import random
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 from tests.bench.small import lines, small_config, without_times
 
 from flatmtl_bench import recipes
-from flatmtl_bench.randomness import random_state, set_random_state
+from flatmtl_bench.checkpoints import Checkpoints
+from flatmtl_bench.randomness import RandomStreams
 from flatmtl_bench.recipes.config import Method, Optimizer, Sharpness
 from flatmtl_bench.runs import RunError, RunFolder
 from flatmtl_bench.trainer import Trainer
@@ -40,17 +42,19 @@ def interrupt(epoch, step):
 
 
 def checkpoint(folder):
-    return torch.load(folder.path / "checkpoint.pt", weights_only=True)
+    return Checkpoints(folder.path).newest()[1]
 
 
 def assert_same(one, other):
     """Equal bit for bit, however nested."""
     torch.testing.assert_close(one["model"], other["model"], rtol=0, atol=0)
     torch.testing.assert_close(one["optimizer"]["state"], other["optimizer"]["state"], rtol=0, atol=0)
-    assert torch.equal(one["random"]["torch"], other["random"]["torch"])
-    assert (one["epoch"], one["random"]["python"], one["random"]["numpy"]) == (
-        *(other["epoch"], other["random"]["python"], other["random"]["numpy"]),
-    )
+    (mine,), (others,) = one["random"]["ranks"], other["random"]["ranks"]
+    assert torch.equal(mine["torch"], others["torch"])
+    for stream in ("python", "numpy"):
+        assert mine[stream] == others[stream]
+    for count in ("epochs", "steps", "rows"):
+        assert one["position"][count] == other["position"][count]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -118,7 +122,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
     with RunFolder(tmp_path, trainer.config) as folder:
         with pytest.raises(FloatingPointError, match=r"epoch 2, step 2: .*'right'"):
             trainer.fit(folder, poison)
-        assert (len(folder.rows()), checkpoint(folder)["epoch"], folder.finished) == (1, 1, False)
+        assert (len(folder.rows()), checkpoint(folder)["position"]["epochs"], folder.finished) == (1, 1, False)
 
 
 @pytest.mark.parametrize("recipe", [name for name in recipes.RECIPES if name.startswith("multimnist_")])
@@ -173,7 +177,10 @@ class TestMetrics:
         assert row["train/sharpness/left"] == pytest.approx(row["train/perturbed_loss/left"] - row["train/loss/left"])
 
     def test_times_are_apart(self, folder):
-        assert {name for name in folder.rows()[0] if "second" in name} == {"seconds", "step_seconds"}
+        assert not [name for name in folder.rows()[0] if "second" in name]
+        times = lines(folder.path / "times.jsonl")
+        assert [set(time) for time in times] == [{"epoch", "seconds", "step_seconds"}] * 3
+        assert folder.summary()["seconds"] == pytest.approx(sum(time["seconds"] for time in times))
 
     def test_the_summary_names_protocol_and_epoch(self, folder):
         summary, rows = folder.summary(), folder.rows()
@@ -266,31 +273,31 @@ def test_random_streams_go_on_where_they_stood():
         return torch.rand(2).tolist(), random.random(), np.random.rand(2).tolist(), np.random.standard_normal()
 
     draw()  # an odd number of normals: NumPy keeps the second of a pair
-    state = random_state()
+    state = RandomStreams().state_dict()
     expected = draw()
-    set_random_state(state)
+    RandomStreams().load_state_dict(state)
     assert draw() == expected
 
 
 class TestBrokenRuns:
     """What lies in a run folder and cannot be used is named, with what to do."""
 
-    @pytest.mark.parametrize(
-        ("name", "content"),
-        [("metrics.jsonl", "{"), ("metrics.jsonl", "1\n"), ("checkpoint.pt", "no checkpoint"), ("checkpoint.pt", "")],
-    )
-    def test_a_broken_file_is_named(self, tmp_path, name, content):
+    def test_metrics_without_a_checkpoint_are_not_trained_again(self, tmp_path):
         path = train(tmp_path, small_config()).path
         (path / "summary.json").unlink()
-        (path / name).write_text(content)
-        with pytest.raises(RunError, match=f"{name} is broken .*Use --overwrite"):
+        shutil.rmtree(path / "checkpoints")
+        with pytest.raises(
+            RunError, match="metrics of 2 finished epochs but no checkpoint in checkpoints/ to go on from"
+        ):
             train(tmp_path, small_config(), resume=True)
 
-    def test_a_checkpoint_that_is_gone_is_missed(self, tmp_path):
+    @pytest.mark.parametrize("content", ["{", "1\n"])
+    def test_broken_metrics_without_a_checkpoint_are_named(self, tmp_path, content):
         path = train(tmp_path, small_config()).path
         (path / "summary.json").unlink()
-        (path / "checkpoint.pt").unlink()
-        with pytest.raises(RunError, match="metrics of 2 finished epochs but no checkpoint"):
+        shutil.rmtree(path / "checkpoints")
+        (path / "metrics.jsonl").write_text(content)
+        with pytest.raises(RunError, match=r"metrics.jsonl is broken .*Use --overwrite"):
             train(tmp_path, small_config(), resume=True)
 
     def test_a_run_on_other_data_is_not_gone_on_with(self, tmp_path):

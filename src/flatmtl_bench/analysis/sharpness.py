@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,7 +13,12 @@ Closure = Callable[[Sequence[str]], Mapping[str, Tensor | None]]
 
 
 def sharpness(
-    model: nn.Module, closures: Sequence[Closure], parameters: TaskParameters, rho: float
+    model: nn.Module,
+    closures: Sequence[Closure],
+    parameters: TaskParameters,
+    rho: float,
+    *,
+    process_group: Any = None,
 ) -> dict[str, float]:
     r"""Return :math:`L_i(\theta + \epsilon_i) - L_i(\theta)` of every task ``i``, the model in eval mode.
 
@@ -20,10 +26,12 @@ def sharpness(
     ``rho`` in its head: one step of ascent, as in training with :class:`~flatmtl.SAM`. Losses and gradients are
     means over the closures, each on a part of the data; parts of one size make it the mean over the data.
 
+    With a process group it is the mean over the closures of all its processes.
+
     Weights, buffers, gradients, random streams and the mode of every module are left as they were.
     """
     with _in_eval_mode(model), _gradients_put_back(model):
-        result = FlatMTL(Mean(), SAM(rho)).backward(list(closures), parameters)
+        result = FlatMTL(Mean(), SAM(rho), process_group=process_group).backward(list(closures), parameters)
     assert result.sharpness is not None
     return dict(zip(result.tasks, result.sharpness.tolist(), strict=True))
 

@@ -40,6 +40,8 @@ LABELS = {
 Split = Literal["train", "validation", "test"]
 Source = Literal["auto", "mnist5k", "npz", "full"]
 Placement = Literal["corner", "jitter"]
+LoggerName = Literal["tensorboard", "csv", "mlflow", "wandb"]
+DEFAULT_LOGGERS: tuple[LoggerName, ...] = ("tensorboard", "csv")
 
 
 def _options_from(words: list[str]) -> dict[str, Option]:
@@ -149,6 +151,39 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """How the learning rate changes while the run goes on."""
+
+    name: Literal["constant", "cosine", "linear", "step"] = "constant"
+    """constant; cosine, linear: down to zero at the end; step: it falls every so many epochs."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate first rises to its full value."""
+    every: int = 100
+    """Epochs from one fall to the next; step only."""
+    factor: float = 0.5
+    """What the learning rate is multiplied by when it falls; step only."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("warmup_steps", self.warmup_steps, 0), ("every", self.every, 1)):
+            if value < least:
+                raise ValueError(f"schedule.{name} must be at least {least}, got {value}.")
+        if not 0.0 < self.factor <= 1.0:
+            raise ValueError(f"schedule.factor must be above 0 and at most 1, got {self.factor}.")
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """Whether a run ends before its last epoch."""
+
+    patience: int | None = None
+    """Stop after so many epochs without a better score, the one that the protocol chooses by; None: never."""
+
+    def __post_init__(self) -> None:
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"early_stop.patience must be at least 1, got {self.patience}. Leave it out for no stop.")
+
+
+@dataclass(frozen=True)
 class Sharpness:
     """How the sharpness of the final model is measured, for plain and flat methods alike."""
 
@@ -186,9 +221,19 @@ class Config:
     """Device; auto: an accelerator if there is one."""
     precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed", "16-mixed"] = "32-true"
     """Precision of the forward and backward passes, as in Lightning Fabric."""
+    devices: int | None = None
+    """Devices on each machine, one process for each; None: as many as torchrun has started, else 1."""
+    num_nodes: int = 1
+    """Machines; torchrun knows them by itself."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """How several processes work together, as in Lightning Fabric; auto: ddp if there are several."""
+    loggers: list[LoggerName] = field(default_factory=lambda: list(DEFAULT_LOGGERS))
+    """Who is told the metrics of each epoch, beside metrics.jsonl; no name: nobody."""
     data: Data = field(default_factory=Data)
     method: Method = field(default_factory=Method)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    early_stop: EarlyStop = field(default_factory=EarlyStop)
     sharpness: Sharpness = field(default_factory=Sharpness)
 
     def __post_init__(self) -> None:
@@ -196,6 +241,8 @@ class Config:
             ("seed", self.seed, 0),
             ("number of epochs", self.epochs, 1),
             ("batch size", self.batch_size, 1),
+            ("number of devices", 1 if self.devices is None else self.devices, 1),
+            ("number of machines", self.num_nodes, 1),
         ):
             if value < least:
                 raise ValueError(f"the {name} must be at least {least}, got {value}.")
@@ -218,6 +265,11 @@ class Config:
             raise ValueError(
                 "the protocol honest chooses the epoch by validation accuracy, but --data.validation-share is 0. "
                 "Hold some pictures out, or use --protocol paper."
+            )
+        if self.protocol == "paper" and self.early_stop.patience is not None:
+            raise ValueError(
+                "the protocol paper chooses no epoch by a score, so --early-stop.patience has none to watch. "
+                "Use --protocol honest, or leave it out."
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.console import Console
 from rich.table import Table
 
 
@@ -14,3 +15,18 @@ def results(rows: Sequence[Sequence[str]]) -> Table:
     for quantity in quantities[1:]:
         table.add_row(*quantity)
     return table
+
+
+def print_lines(rows: Sequence[Sequence[str]]) -> None:
+    """Print a table with a line for each row after the headings; only a terminal folds what is too wide for it."""
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows[1:]:
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console.width = sum(max(map(len, column)) + len("  ") for column in zip(*rows, strict=True))
+    console.print(table)

@@ -1,0 +1,111 @@
+"""The runs of a sweep: every recipe with every combination of the grid and every seed."""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from itertools import product
+
+from flatmtl_bench import recipes
+from flatmtl_bench.commands import Run, parse
+from flatmtl_bench.recipes.config import NAMES_AND_VALUES
+from flatmtl_bench.runs import run_name
+
+OPTIONS = "method.options."
+"""What the names of single options of the aggregator begin with; the other options stay as the recipe has them."""
+
+
+def axes(grid: Iterable[str]) -> dict[str, list[str]]:
+    """Return the values of each name, from texts such as ``rho=0.05,0.1``; commas within brackets do not divide.
+
+    Raises:
+        ValueError: a text has no name or an empty value, or a name comes twice.
+
+    Example:
+        >>> axes(["rho=0.05,0.1", "method.options.weights=[1,2],[3,4]"])
+        {'rho': ['0.05', '0.1'], 'method.options.weights': ['[1,2]', '[3,4]']}
+    """
+    found: dict[str, list[str]] = {}
+    for text in grid:
+        name, _, rest = text.partition("=")
+        name, values = name.lstrip("-").replace("-", "_"), re.split(r",(?![^\[]*\])", rest)
+        if not name or not all(values):
+            raise ValueError(f"--grid {text!r} is no name with values; expected for example --grid rho=0.05,0.1.")
+        if name in found:
+            at_once = ",".join(found[name] + values)
+            raise ValueError(f"--grid has {name} twice. Give all its values at once: {name}={at_once}.")
+        found[name] = values
+    return found
+
+
+def combinations(
+    names: Sequence[str], grid: Mapping[str, Sequence[str]], seeds: int, flags: Sequence[str]
+) -> list[Run]:
+    """Return the run of each recipe, combination and seed, checked as `flatmtl run` checks what is typed.
+
+    Args:
+        names: of the recipes.
+        grid: the values of each flag that is varied, as texts.
+        seeds: their number; the first one is what ``--seed`` says.
+        flags: of `flatmtl run`, for all runs.
+
+    Raises:
+        ValueError: a recipe or a value makes no sense, or a flag is varied that is also given for all.
+        SystemExit: a flag is unknown or its value cannot be read, which tyro has said.
+    """
+    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in flags if word.startswith("--")}
+    if both := sorted(given & set(grid)):
+        raise ValueError(f"--{both[0]} is given for all runs and varied by --grid. Leave one of them out.")
+    if common := sorted(set(grid) & {field.name for field in fields(Run)}):
+        raise ValueError(
+            f"--grid varies what decides the numbers, not {common[0]}. Give --{common[0]} once, for all runs."
+        )
+    points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    return [
+        replace(run, config=replace(run.config, seed=run.config.seed + k))
+        for name in names
+        for run in [_run(name, flags, point) for point in points]
+        for k in range(seeds)
+    ]
+
+
+def _run(name: str, flags: Sequence[str], point: Mapping[str, str]) -> Run:
+    words = [word for key, value in point.items() if not key.startswith(OPTIONS) for word in _flag(key, value)]
+    both = ()  # of the flags that put something on and off: a grid also gives what the recipe has
+    run: Run = parse(Run, [name, *flags, *words], "sweep", Run(recipes.build(name)), config=both)
+    pairs = [word for key, value in point.items() if key.startswith(OPTIONS) for word in (key[len(OPTIONS) :], value)]
+    method = run.config.method
+    options = {**method.options, **NAMES_AND_VALUES.instance_from_str(pairs)}
+    return replace(run, config=replace(run.config, method=replace(method, options=options)))
+
+
+def _flag(key: str, value: str) -> list[str]:
+    """Return the words of a flag; one that is on or off has no value.
+
+    Example:
+        >>> _flag("rho", "0.1"), _flag("data.same_label", "False")
+        (['--rho', '0.1'], ['--data.no-same_label'])
+    """
+    if value in ("True", "False"):
+        parents, dot, name = key.rpartition(".")
+        return [f"--{parents}{dot}{'' if value == 'True' else 'no-'}{name}"]
+    return [f"--{key}", *shlex.split(value)]
+
+
+def by_name(runs: Iterable[Run]) -> dict[str, Run]:
+    """Return the runs by the names of their folders; equal ones are one run.
+
+    Raises:
+        ValueError: two runs are not equal but would have one folder.
+    """
+    found: dict[str, Run] = {}
+    for run in runs:
+        name = run_name(run.config)
+        if (other := found.setdefault(name, run)) != run:
+            values = [{**asdict(r), **asdict(r.config), "config": None} for r in (other, run)]
+            differ = ", ".join(key for key, value in values[0].items() if value != values[1][key])
+            raise ValueError(
+                f"two runs of the sweep would share the folder {name}: they differ in {differ} only, which does not "
+                "count for the name. Vary it in sweeps with different --out."
+            )
+    return found
