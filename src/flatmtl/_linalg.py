@@ -42,7 +42,7 @@ class Gramian(NamedTuple):
 
     def products(self) -> Tensor:
         r"""Return :math:`J J^\top`, whose squares may under- or overflow."""
-        return self.G * self.scale**2
+        return self.G * self.scale * self.scale
 
     def norms(self) -> Tensor:
         """Return the norms of the rows, shape ``(m,)``."""
@@ -143,7 +143,7 @@ def _pairs_of_blocks(some: Iterable[Tensor], others: Iterable[Tensor]) -> Iterat
         if a.numel() <= 2 * BLOCK_IN_CACHE:
             yield pair
         else:
-            yield from zip(*(x.split(2 * BLOCK_IN_CACHE) for x in pair), strict=True)
+            yield from zip(*(torch.split(x, 2 * BLOCK_IN_CACHE) for x in pair), strict=True)
 
 
 def _sum_of_quick(products: Sequence[Tensor], some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
@@ -159,7 +159,7 @@ def _careful_inner(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=device)
     for a, b in zip(some, others, strict=True):
         size = _entries_per_block(a)
-        for x, y in zip(a.reshape(-1).split(size), b.reshape(-1).split(size), strict=True):
+        for x, y in zip(torch.split(a.reshape(-1), size), torch.split(b.reshape(-1), size), strict=True):
             wide = x.double()
             total += torch.dot(wide, wide if a is b else y.double()).to(total.device)
     return total

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from flatmtl import foreign
-from flatmtl._linalg import Gramian, gramian, norm, weighted_sum, without_autocast
+from flatmtl._linalg import Gramian, norm, weighted_sum, without_autocast
 from flatmtl.aggregators.base import Aggregator, AnyAggregator, GramianAggregator, LossWeighting
 from flatmtl.aggregators.checks import check_weights, on_cpu
 from flatmtl.aggregators.context import Context
 from flatmtl.ranks import Ranks
+from flatmtl.shards import Whole
 
 Branch = Literal["loss", "flat", "pair"]
 """What is aggregated: a row for each task, the flat gradients beside them, or two vectors."""
@@ -31,16 +32,22 @@ class Branches:
 
     Attributes:
         ranks: the processes that shall come to the same direction.
+        layout: where the entries of the rows are. An aggregator that needs more of them than a Gramian gets whole ones.
     """
 
     def __init__(self, aggregator: AnyAggregator, copies: Sequence[Branch]) -> None:
         self.ranks = Ranks(None, None)
+        self.layout = Whole()
         self._of: dict[str, AnyAggregator] = {"loss": aggregator}
         for branch in copies:
             if branch == "pair" and isinstance(aggregator, Aggregator):
                 self._of[branch] = aggregator.for_pairs()
             else:
                 self._of[branch] = copy.deepcopy(aggregator)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of copies what is of one step or process only."""
+        return {**vars(self), "ranks": Ranks(None, None), "layout": Whole()}
 
     @property
     def aggregator(self) -> AnyAggregator:
@@ -81,20 +88,22 @@ class Branches:
         aggregator = self._of[branch]
         more = (context,) if getattr(aggregator, "uses_context", False) else ()
         if isinstance(aggregator, GramianAggregator):
-            known = gramian(J).cpu() if G is None else G
+            known = self.layout.gramian(J).cpu() if G is None else G
             weights = aggregator.weights_of(known, *more)
             scale = 1.0 if factor is None else self._limited(factor, partial(known.norm_of_sum, weights))
             return weighted_sum(J, weights * scale, gramian=known, out=out, add=add), weights
-        version = J._version
-        with without_autocast(J.device):
-            d: Any = cast("Any", aggregator)(J, *more)
-        _check_direction(aggregator, d, J, changed=J._version != version)
         place = torch.empty_like(J[0]) if out is None else out
+        rows = self.layout.assembled(J)
+        version = rows._version
+        with without_autocast(J.device):
+            d: Any = cast("Any", aggregator)(rows, *more)
+        _check_direction(aggregator, d, rows, changed=rows._version != version)
         d = d.detach()  # the rows, or the aggregator's own memory, may be what it returned
         if not self.ranks.alone:  # it may have drawn random numbers, of which each rank has its own
             d = self.ranks.take_from_first(d.clone().contiguous())
         if factor is not None:
             d = d * self._limited(factor, lambda: float(norm([d])))
+        d = self.layout.own_part(d)
         return place.add_(d) if add else place.copy_(d), None
 
     def parameters(self) -> Iterable[Parameter]:

@@ -5,12 +5,13 @@ from functools import cached_property
 from typing import cast
 
 import torch
-from torch import Tensor, autograd
+from torch import Tensor
 from torch.nn import Parameter
 
 from flatmtl._linalg import copy_each, inner, subtract_each, without_autocast
 from flatmtl.graph import edges
 from flatmtl.parameters import TaskParameters
+from flatmtl.shards import Whole, memory_of
 
 SMALL = 1 << 18
 """Up to so many shared parameters one copy of a gradient costs less than to go through it piece by piece on the CPU.
@@ -29,8 +30,8 @@ class GraphNotKept(RuntimeError):
     """The graph of a loss cannot be kept for a second backward pass; for one it still serves."""
 
 
-def gradient(loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool) -> Gradient:
-    """Return the gradient of a loss on parameters.
+def gradient(layout: Whole, loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool) -> Gradient:
+    """Return what this process holds of the gradient of a loss on parameters.
 
     Raises:
         GraphNotKept: if the graph was to be kept and a compiled function in it refuses.
@@ -38,12 +39,12 @@ def gradient(loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool)
     """
     try:
         with without_autocast(loss.device):  # which backward passes obey, though the graph says what is narrow
-            found = cast(Gradient, autograd.grad(loss, list(parameters), retain_graph=keep_graph, allow_unused=True))
+            found = layout.gradient(loss, parameters, keep_graph=keep_graph)
     except RuntimeError as error:
         if keep_graph and "donated buffers" in str(error):
             if not _allow_keeping(loss):
                 raise GraphNotKept from error
-            return gradient(loss, parameters, keep_graph=True)
+            return gradient(layout, loss, parameters, keep_graph=True)
         if "second time" in str(error):
             raise RuntimeError(
                 "a loss that the closure returned uses a forward pass from outside this call, whose graph is used up. "
@@ -98,7 +99,7 @@ class Rows:
     """
 
     def __init__(self, parameters: TaskParameters, count: int) -> None:
-        shared = parameters.shared
+        shared = [memory_of(p) for p in parameters.shared]
         dtype = torch.float32
         for parameter in shared:
             dtype = torch.promote_types(dtype, parameter.dtype)
@@ -110,7 +111,7 @@ class Rows:
 
     def fits(self, parameters: TaskParameters, count: int) -> bool:
         """Return whether the buffer was made for parameters such as these and as many rows."""
-        now = [(p.shape, p.dtype, p.device) for p in parameters.shared]
+        now = [(p.shape, p.dtype, p.device) for p in map(memory_of, parameters.shared)]
         return len(self.matrix) == count and now == self._kinds
 
     @cached_property
@@ -162,7 +163,7 @@ class Rows:
 
     def sample(self, i: int) -> Tensor:
         """Return a copy of some entries of row ``i``, evenly spread."""
-        return self.matrix[i, :: -(-self.matrix.shape[1] // SAMPLE)].clone()
+        return self.matrix[i, :: -(-self.matrix.shape[1] // SAMPLE) or 1].clone()
 
     def add(self, i: int, part: Gradient) -> None:
         """Add to row ``i``."""
@@ -210,16 +211,18 @@ def scaled(part: Gradient, factor: Tensor | None, dtype: torch.dtype) -> Gradien
 
 
 def add_to_grad(parameter: Parameter, value: Tensor) -> None:
-    """Add to ``.grad``, in the parameter's own dtype and strides; a missing one begins as ``value``.
+    """Add to what this process holds of ``.grad``, in its dtype and strides; a missing one begins as ``value``.
 
     Hooks that were registered to run after the accumulation run.
     """
     if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(value)
+        grad = torch.empty_like(parameter, requires_grad=False)
+        memory_of(grad).copy_(value)
+        parameter.grad = grad
     elif parameter.grad.layout != torch.strided:
         parameter.grad = parameter.grad.to_dense().add_(value.to(parameter.device))
     else:
-        parameter.grad.add_(value.to(parameter.device))
+        memory_of(parameter.grad).add_(value.to(parameter.device))
     hooks = cast("Mapping[int, Callable[[Parameter], None]] | None", parameter._post_accumulate_grad_hooks)  # pyright: ignore[reportPrivateUsage]
     for hook in list((hooks or {}).values()):
         hook(parameter)

@@ -49,7 +49,8 @@ class FlatMTL:
     Cost: one forward pass and ``m`` backward passes, and with a perturbation ``m`` more of both (of the trunk
     and one head each). Memory beyond plain training: ``(m + 2) n`` numbers for ``n`` shared parameters. For a loss
     weighting one pass of each kind, or two with a perturbation, and ``2 n`` numbers; with micro-batches, whose weights
-    are known only in the end, ``m`` backward passes and ``m`` rows.
+    are known only in the end, ``m`` backward passes and ``m`` rows. A model under ``fully_shard`` spreads this memory
+    over its ranks, but an aggregator that is neither of a Gramian nor a loss weighting takes ``m n`` on each.
 
     Args:
         aggregator: an :class:`~flatmtl.aggregators.Aggregator`, or any function from ``(m, n)`` to ``(n,)``.
@@ -69,7 +70,7 @@ class FlatMTL:
             clean pass is dropped from the flat part alone, and its head gets the plain gradient.
         process_group: the processes whose batches are one, each with its part: task gradients are averaged over the
             closures of all of them. ``None``: those of the ``DistributedDataParallel`` that the model of the parameters
-            is or holds, else this process alone.
+            is or holds, or over which ``fully_shard`` cut its parameters, else this process alone.
 
     Raises:
         TypeError: if ``aggregator`` is not callable or ``perturbation`` not a perturbation.
@@ -157,7 +158,9 @@ class FlatMTL:
             KeyError: as there.
             ValueError: as there; also for a task whose gradient reaches no shared parameter, for a parameter frozen
                 since the split, and in several processes without a group, or in a wrapper that is not understood.
-            Disagreement: on all ranks, if the closure of one failed or they do not train the same parameters.
+            Disagreement: on all ranks, if the closure of one failed or they do not train the same parameters or, where
+                they must, tasks. A closure that fails on one rank of a model under ``fully_shard`` raises its own error
+                there, while the others wait for its part of the pass, as in any training of such a model.
             FloatingPointError: naming a task whose loss or gradient is not finite, if ``on_nonfinite="raise"``.
             RuntimeError: within :func:`torch.inference_mode`, or from a closure of the same object.
         """
@@ -168,8 +171,9 @@ class FlatMTL:
                 "backward was called by a closure of the same FlatMTL; give the closure's own step another."
             )
         self._last = None
-        ranks = Ranks.of(self.process_group, parameters.model)
-        self._branches.ranks = ranks
+        ranks = parameters.layout.ranks(self.process_group, parameters.model)
+        self._check_scope(ranks)
+        self._branches.ranks, self._branches.layout = ranks, parameters.layout
         self._say_if_untrained(parameters)
         restore = self._branches.snapshot()
         step = self._step(closures, parameters, _enabled(scaler), ranks)
@@ -190,6 +194,7 @@ class FlatMTL:
             raise
         finally:
             self._busy = False
+            parameters.layout.drop_copies()
         if result.skipped:
             restore()
         elif getattr(self.aggregator, "learns_from_step", False):
@@ -230,6 +235,13 @@ class FlatMTL:
         rows = self._buffer(parameters, len(parameters.tasks))
         passes = Passes(closures, parameters, rows, scaler, self._learned, ranks)
         return (WeightedStep if weighted else Step)(passes, self._branches, self.options)
+
+    def _check_scope(self, ranks: Ranks) -> None:
+        if self.options.ascends_by_rank and ranks.sharded and not ranks.alone:
+            raise ValueError(
+                'scope="rank" perturbs along the gradients of each rank, which a model under fully_shard never has: '
+                'its backward pass averages them. Use scope="global", or wrap the model in DistributedDataParallel.'
+            )
 
     def _say_if_untrained(self, parameters: TaskParameters) -> None:
         """Warn once if nobody seems to train the parameters of the aggregator."""

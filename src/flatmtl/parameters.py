@@ -12,6 +12,7 @@ from flatmtl._options import warn
 from flatmtl.closures import Closure, listed
 from flatmtl.graph import check_told_apart, walk
 from flatmtl.ranks import check_supported, unwrapped
+from flatmtl.shards import drop_copies, layout_of, sharded_by_copy
 from flatmtl.world import World, uncompiled
 
 
@@ -30,11 +31,12 @@ class TaskParameters:
 
     Attributes:
         tasks: names of the tasks.
+        layout: where the entries of the parameters are.
 
     Raises:
         TypeError: if something other than parameters is listed, or for a ``model`` or ``heads`` of another kind.
         ValueError: if a parameter has two owners, two parameters are on one memory, no parameter is shared, there is
-            no task, or a parameter is complex.
+            no task, a parameter is complex, or some are sharded otherwise than by ``fully_shard`` over one mesh.
 
     Example:
         >>> import torch
@@ -52,6 +54,7 @@ class TaskParameters:
         model: nn.Module | None = None,
     ) -> None:
         _check_model(model)
+        drop_copies(model)
         self.model = model
         self._found: tuple[nn.Module, ...] | None = None
         self._names: dict[Tensor, str] = {} if model is None else {p: name for name, p in _named(model)}
@@ -69,6 +72,7 @@ class TaskParameters:
             )
         self._check_owners()
         self._check_memory()
+        self.layout = layout_of(model, self.shared, {self._name(p): p for p in self.everything})
 
     @property
     def everything(self) -> list[Parameter]:
@@ -86,6 +90,7 @@ class TaskParameters:
         Raises:
             ValueError: naming a parameter that was frozen, unfrozen, added, replaced or removed since.
         """
+        self.layout.drop_copies()
         for parameter in self.everything:
             if not parameter.requires_grad:
                 raise ValueError(
@@ -279,6 +284,7 @@ def split_parameters(model: nn.Module, closure: Closure | Sequence[Closure], tas
 def _reached(model: nn.Module, closures: Sequence[Closure], tasks: Sequence[str]) -> dict[str, dict[int, Tensor]]:
     """Return for each task the leaves that its losses reach; no leaf for a task that has no loss."""
     reached: dict[str, dict[int, Tensor]] = {task: {} for task in tasks}
+    drop_copies(model)
     world = World(model, {p.device for p in model.parameters()})
     try:
         with uncompiled(), unwrapped(model):
@@ -287,9 +293,12 @@ def _reached(model: nn.Module, closures: Sequence[Closure], tasks: Sequence[str]
                 check_told_apart(graphs)
                 for task, graph in graphs.items():
                     reached[task] |= graph.leaves
+        sharded = sharded_by_copy(model)
     finally:
         world.restore()
-    return reached
+        drop_copies(model)
+    leaves = {task: [sharded.get(key, leaf) for key, leaf in found.items()] for task, found in reached.items()}
+    return {task: {id(leaf): leaf for leaf in found} for task, found in leaves.items()}
 
 
 def independent(task: str) -> ValueError:

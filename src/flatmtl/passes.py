@@ -1,7 +1,8 @@
 """The two kinds of pass over the data: the clean one, and the perturbed ones that repeat it elsewhere."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from flatmtl.parameters import TaskParameters, independent
 from flatmtl.perturbations import SAM, Part, ascend, kept
 from flatmtl.ranks import Ranks
 from flatmtl.replay import Replay
+from flatmtl.shards import memory_of
 from flatmtl.sums import Agreement, Sums
 from flatmtl.task import Learned, Take, Task
 from flatmtl.world import RandomStreams, World
@@ -32,6 +34,7 @@ class Passes:
         ranks: the processes whose batches are one.
 
     Attributes:
+        layout: where the entries of the parameters are.
         tasks: the present tasks; task ``i`` has row ``i``.
         scale: the scaler's, a float64 scalar, or ``None``.
     """
@@ -46,6 +49,7 @@ class Passes:
         ranks: Ranks,
     ) -> None:
         self.parameters = parameters
+        self.layout = parameters.layout
         self.rows = rows
         self.learned = learned
         self.ranks = ranks
@@ -71,7 +75,7 @@ class Passes:
         for number, closure in enumerate(self._closures):
             self._clean_pass(number, closure, tasks, keep_own=keep_own)
         self.tasks = sorted(tasks.values(), key=lambda task: task.position)
-        if self.tasks and not self.ranks.alone:
+        if self.tasks and self.ranks.send_gradients:
             self._sums.finish(self.tasks)
             for task in self.tasks:
                 self._check_reached(task.name, task.reached)
@@ -82,6 +86,15 @@ class Passes:
                 row.mul_(factor.to(row))
             task.head = scaled(task.head, factor, row.dtype)
             task.loss = task.loss / task.count
+
+    @cached_property
+    def trunk_weights(self) -> list[Tensor]:
+        """What this process holds of the shared parameters; they may move to other memory before the first pass."""
+        return [memory_of(p) for p in self.parameters.shared]
+
+    def size(self, tensors: Iterable[Tensor | None]) -> Tensor:
+        """Return the norm over all entries of tensors, on all ranks: it is finite only if every entry is."""
+        return self.layout.norm(t for t in tensors if t is not None)
 
     def keep(self, some: Sequence[int]) -> None:
         """Leave out all present tasks but ``some``."""
@@ -104,14 +117,14 @@ class Passes:
         The task's row may be overwritten by then, and tasks may be left out by :meth:`keep`. With ``weights`` the
         perturbations are those of the weighted losses; what ``take`` gets is not weighted.
         """
-        own = perturbation.scope == "rank" and not self.ranks.alone
+        own = perturbation.scope == "rank" and self.ranks.send_gradients
         J = self.rows.own[[task.position for task in self.tasks]] if own else self.rows.matrix[: len(self.tasks)]
         local = perturbation.local_of(weighted=weights is not None)
         one_for_all = local == 0.0 and (perturbation.norm == "separate" or weights is not None)
         common = None if local == 1.0 else self._common_direction(J, weights, of_sum=one_for_all)
         everyone = list(self.tasks)
         weight_of = dict.fromkeys(everyone) if weights is None else dict(zip(everyone, weights, strict=True))
-        with self._keeping(self.parameters.shared, self.rows.places):
+        with self._keeping(self.trunk_weights, self.rows.places):
             for group in [everyone] if one_for_all else [[task] for task in everyone]:
                 present = [task for task in group if task in self.tasks]
                 if not present:
@@ -128,13 +141,13 @@ class Passes:
         """Return the shared parameters, with the direction along which a task perturbs them."""
         i = self.tasks.index(task)
         if common is None and weight is None and not own:
-            return Part(self.parameters.shared, self.rows.views(i), rho, task.length)
+            return Part(self.trunk_weights, self.rows.views(i), rho, task.length)
         if common is not None and local == 0.0:
-            return Part(self.parameters.shared, self.rows.unflatten(common), rho)
+            return Part(self.trunk_weights, self.rows.unflatten(common), rho)
         row = self.rows.own[task.position] if own else self.rows.matrix[i]
         row = row if weight is None else row * weight.to(row)
         along = row if common is None else torch.lerp(common, row, local)
-        return Part(self.parameters.shared, self.rows.unflatten(along), rho)
+        return Part(self.trunk_weights, self.rows.unflatten(along), rho)
 
     def _common_direction(self, J: Tensor, weights: Tensor | None, *, of_sum: bool) -> Tensor:
         """Return the mean of the rows, or the mean or the sum of the weighted rows."""
@@ -147,7 +160,8 @@ class Passes:
         """Perturb a trunk, which is kept already, and heads, which are put back after this context."""
         places = [[torch.empty_like(w) for w in head.weights] for head in heads]
         with self._keeping([w for head in heads for w in head.weights], [p for place in places for p in place]):
-            ascend(perturbation, [trunk, *heads], [self.rows.places, *places])
+            ascend(perturbation, [trunk, *heads], [self.rows.places, *places], self.layout.norm)
+            self.layout.drop_copies()
             if self.learned.unmoved is None:
                 self._look_at_half_precision()
             yield
@@ -162,8 +176,8 @@ class Passes:
 
     def _look_at_half_precision(self) -> None:
         """Say how many of the perturbed weights did not move, if any are kept in half precision."""
-        pairs = zip(self.parameters.shared, self.rows.places, strict=True)
-        moved = [w.detach() != kept for w, kept in pairs if w.dtype.itemsize < torch.float32.itemsize]
+        pairs = zip(self.trunk_weights, self.rows.places, strict=True)
+        moved = [w.detach() != kept for w, kept in pairs if w.dtype.itemsize < torch.float32.itemsize and w.numel()]
         if not moved:
             return
         share = 1.0 - sum(int(m.sum()) for m in moved) / sum(m.numel() for m in moved)
@@ -203,6 +217,7 @@ class Passes:
         """Put weights and buffers back to before the step, and the random streams to where the clean pass left them."""
         for weights, places in self._kept:
             copy_each(places, to=weights)
+        self.layout.recover()
         for start in reversed(self._starts):
             start.buffers.restore()
         if self._ends:
@@ -268,12 +283,12 @@ class Passes:
         shared, loss = self.parameters.shared, self._scaled(loss)
         inputs = [*shared, *self.parameters.heads[name]]
         try:
-            both = gradient(loss, inputs, keep_graph=not last and not self.learned.forward_per_task)
+            both = gradient(self.layout, loss, inputs, keep_graph=not last and not self.learned.forward_per_task)
         except GraphNotKept:
             self._give_each_task_a_forward()
-            both = gradient(loss, inputs, keep_graph=False)
+            both = gradient(self.layout, loss, inputs, keep_graph=False)
         part, head = both[: len(shared)], both[len(shared) :]
-        if self.ranks.alone:
+        if not self.ranks.send_gradients:
             self._check_reached(name, reached_by(part))
         return part, head
 
@@ -293,8 +308,8 @@ class Passes:
             return loss if self._scaler is None else self._scaler.scale(loss)
 
     def _value(self, loss: Tensor) -> Tensor:
-        """Return a loss as a number beside the rows, in float64."""
-        return loss.detach().to(self.rows.matrix.device, torch.float64)
+        """Return a loss as a number beside the rows, in float64, and of as many ranks as its gradients are."""
+        return self.layout.mean(loss.detach().to(self.rows.matrix.device, torch.float64))
 
     def _check_reached(self, name: str, reached: set[int]) -> None:
         """Raise if a loss reaches no shared parameter."""
@@ -334,7 +349,7 @@ class Passes:
         """Return the parameters of a head that the loss reaches, with the gradients of the weighted loss."""
         head = self.parameters.heads[task.name]
         gradients = scaled(task.own_head if own else task.head, weight, self.rows.matrix.dtype)
-        pairs = [(p, g) for p, g in zip(head, gradients, strict=True) if g is not None]
+        pairs = [(memory_of(p), g) for p, g in zip(head, gradients, strict=True) if g is not None]
         length = task.head_length if weight is None and not own else None
         return Part([p for p, _ in pairs], [g for _, g in pairs], rho, length)
 
@@ -343,7 +358,7 @@ class Passes:
         for number in range(len(self._closures)):
             asked = [task.name for task in group if number in task.closures]
             named = {task.name: task for task in group}
-            present = [] if self.ranks.alone or number < len(self._closures) - 1 else list(named)
+            present = list(named) if self.ranks.send_gradients and number == len(self._closures) - 1 else []
             for name, loss, last in self._each(number, asked, {}, present):
                 task = named[name]
                 if loss is not None:
@@ -352,7 +367,7 @@ class Passes:
                 del loss
                 if present:
                     self._send(task, take, sums.pop(name, None))
-                elif self.ranks.alone and number == task.closures[-1]:
+                elif not self.ranks.send_gradients and number == task.closures[-1]:
                     take(task, *self._mean(task, *sums.pop(name)))
 
     def _send(self, task: Task, take: Take, found: tuple[Tensor, Gradient, Gradient] | None) -> None:
@@ -391,10 +406,15 @@ class Passes:
         start, closure = self._starts[number], self._closures[number]
         if not self.learned.asks_all:
             losses = start.run_again(closure, names)
-            if self._ends[number].streams.stand_still():
+            if self._streams_stand_still(number):
                 return _complete(losses, names)
             self.learned.asks_all = True
         return _complete(start.run_again(closure, self.parameters.tasks), names)
+
+    def _streams_stand_still(self, number: int) -> bool:
+        """Return whether the streams stand where the clean pass left them; on all ranks, where they go in step."""
+        moved = not self._ends[number].streams.stand_still()
+        return not (self.ranks.most(moved, self.rows.matrix.device) if self.ranks.in_step else moved)
 
 
 def _sum(

@@ -1,7 +1,7 @@
 """Worst-case steps: where, within a radius, a task's loss rises most."""
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Literal, NamedTuple
@@ -12,6 +12,9 @@ from torch import Tensor
 from flatmtl._linalg import add_each, copy_each, fits_float32, multiply_each
 from flatmtl._linalg import norm as euclidean_norm
 from flatmtl._options import check_known
+
+Norm = Callable[[Iterable[Tensor]], Tensor]
+"""The Euclidean norm over all entries, those that other processes hold included."""
 
 
 class Part(NamedTuple):
@@ -50,8 +53,8 @@ class SAM:
             ``None`` stands for 1 with gradient aggregators and for 0 with loss weightings, whose ``g_i`` are those
             of the weighted losses: there 0 is SAM on the weighted sum, and ``norm="joint"`` one norm over the trunk
             and all heads.
-        scope: ``"global"`` perturbs by gradients averaged over ranks, ``"rank"`` each rank by its own. The two
-            are the same in one process.
+        scope: ``"global"`` perturbs by gradients averaged over ranks, ``"rank"`` each rank by its own, which a model
+            under ``fully_shard`` does not have. The two are the same in one process.
 
     Raises:
         ValueError: for a negative or non-finite radius, ``local`` outside [0, 1], or an unknown option.
@@ -123,7 +126,7 @@ class SAM:
         return False
 
     @torch.no_grad()
-    def ascend(self, parts: Sequence[Part], kept: Sequence[Sequence[Tensor]]) -> None:
+    def ascend(self, parts: Sequence[Part], kept: Sequence[Sequence[Tensor]], norm_of: Norm = euclidean_norm) -> None:
         r"""Set the weights of every part to the kept ones moved by :math:`\rho T^2 g / \lVert T g \rVert`.
 
         ``T`` is 1, or :math:`|\theta|` where :meth:`is_adaptive`; ``kept`` holds copies of the unperturbed weights.
@@ -131,7 +134,7 @@ class SAM:
         half precision, where a step would be rounded away).
         """
         places = [[_place_of(w) for w in part.weights] for part in parts]
-        lengths = [self._length(*of_part) for of_part in zip(parts, kept, places, strict=True)]
+        lengths = [self._length(*of_part, norm_of) for of_part in zip(parts, kept, places, strict=True)]
         if self.norm == "joint":
             lengths = [euclidean_norm(lengths)] * len(lengths)
         for part, copies, own, length in zip(parts, kept, places, lengths, strict=True):
@@ -146,7 +149,7 @@ class SAM:
             if apart:
                 copy_each([place for place, _ in apart], to=[w for _, w in apart])
 
-    def _length(self, part: Part, kept: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+    def _length(self, part: Part, kept: Sequence[Tensor], places: Sequence[Tensor], norm_of: Norm) -> Tensor:
         """Return the norm of ``T g``; in the places of weights that are adaptive, ``T g`` up to signs stands then."""
         adaptive = [self.is_adaptive(w) for w in part.weights]
         if part.length is not None and not any(adaptive):
@@ -154,7 +157,7 @@ class SAM:
         for w0, g, place, yes in zip(kept, part.gradients, places, adaptive, strict=True):
             if yes:
                 torch.mul(g.to(place), w0, out=place)
-        return euclidean_norm(p if yes else g for p, g, yes in zip(places, part.gradients, adaptive, strict=True))
+        return norm_of(p if yes else g for p, g, yes in zip(places, part.gradients, adaptive, strict=True))
 
     def __repr__(self) -> str:
         defaults = {
@@ -252,9 +255,11 @@ def _place_of(weight: Tensor) -> Tensor:
     return weight if weight.dtype == wide else torch.empty_like(weight, dtype=wide)
 
 
-def ascend(perturbation: SAM, parts: Sequence[Part], places: Sequence[Sequence[Tensor]]) -> None:
+def ascend(
+    perturbation: SAM, parts: Sequence[Part], places: Sequence[Sequence[Tensor]], norm_of: Norm = euclidean_norm
+) -> None:
     """Perturb the weights of :func:`kept`, which may be perturbed otherwise already."""
-    perturbation.ascend(parts, places)
+    perturbation.ascend(parts, places, norm_of)
     torch.clear_autocast_cache()  # it may hold casts of other weights
 
 

@@ -4,11 +4,10 @@ Gradients taken by ``autograd.grad`` pass by the reducer of ``DistributedDataPar
 is put aside within a step, and the rows are summed over the ranks here.
 """
 
-import sys
 import zlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, cast
 
 import torch
@@ -32,11 +31,13 @@ class Ranks:
     Args:
         group: their process group, ``None`` for a single process.
         model: gives the wrappers to put aside and the buffers to share.
+        sharded: whether the backward passes of the model average the gradients.
     """
 
-    def __init__(self, group: Any, model: nn.Module | None) -> None:
+    def __init__(self, group: Any, model: nn.Module | None, *, sharded: bool = False) -> None:
         self.group = group
         self.model = model
+        self.sharded = sharded
         self.size = 1 if group is None else distributed.get_world_size(group)
 
     @classmethod
@@ -66,11 +67,21 @@ class Ranks:
         """Whether there is nobody to send anything to."""
         return self.size == 1
 
+    @property
+    def send_gradients(self) -> bool:
+        """Whether task gradients and losses are those of one rank, to be summed over all."""
+        return not self.alone and not self.sharded
+
     @cached_property
     def in_step(self) -> bool:
-        """Whether layers of the model talk to each other within a pass, so that all ranks must run the same passes."""
+        """Whether the ranks talk to each other within a pass of the model, so that all must run the same passes."""
         modules = () if self.model is None else self.model.modules()
-        return not self.alone and any(isinstance(module, nn.SyncBatchNorm) for module in modules)
+        return not self.alone and (self.sharded or any(isinstance(module, nn.SyncBatchNorm) for module in modules))
+
+    def are(self, group: Any) -> bool:
+        """Return whether these are the ranks of a group."""
+        ranks = distributed.get_process_group_ranks
+        return ranks(group) == ranks(self.group)
 
     def start(self, tensor: Tensor) -> Work:
         """Begin to replace a tensor by its sum over the ranks."""
@@ -82,12 +93,17 @@ class Ranks:
             self.start(tensor).wait()
         return tensor
 
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of every rank, which are of one shape."""
+        if self.alone:
+            return [tensor]
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        distributed.all_gather(found, tensor.contiguous(), group=self.group)
+        return found
+
     def table(self, numbers: Sequence[float], device: torch.device) -> list[list[float]]:
         """Return the numbers of every rank."""
-        own = torch.tensor(numbers, dtype=torch.float64, device=device)
-        rows = [torch.empty_like(own) for _ in range(self.size)]
-        distributed.all_gather(rows, own, group=self.group)
-        return [floats(row) for row in rows]
+        return [floats(row) for row in self.gather(torch.tensor(numbers, dtype=torch.float64, device=device))]
 
     def most(self, count: int, device: torch.device) -> int:
         """Return the greatest of the counts of the ranks."""
@@ -119,7 +135,7 @@ class Ranks:
         for kind in dict.fromkeys((b.dtype, b.device) for b in buffers):
             some = [b for b in buffers if (b.dtype, b.device) == kind]
             sent = self.take_from_first(torch.cat([b.detach().reshape(-1) for b in some]))
-            for buffer, content in zip(some, sent.split([b.numel() for b in some]), strict=True):
+            for buffer, content in zip(some, torch.split(sent, [b.numel() for b in some]), strict=True):
                 buffer.copy_(content.view_as(buffer))
 
 
@@ -161,7 +177,7 @@ def unwrapped(model: nn.Module | None) -> Generator[None]:
     The wrapper would prepare its reducer for a backward pass that never comes, and send buffers in each forward pass,
     of which the ranks may run different numbers.
     """
-    found = cast("list[Any]", wrappers(model))
+    found = [wrapper for wrapper in cast("list[Any]", wrappers(model)) if "forward" not in vars(wrapper)]
     for wrapper in found:
         wrapper.forward = _forward_of(wrapper)
     try:
@@ -190,19 +206,20 @@ def check_supported(model: nn.Module | None) -> None:
         remedy = _remedy(module)
         if remedy is not None:
             raise ValueError(f"the model is wrapped in {type(module).__name__}, {remedy}")
-    if model is not None and any(map(_is_sharded, model.parameters())):
-        raise ValueError(
-            "the parameters of the model are sharded (DTensor), and this version does not average task gradients of "
-            "sharded parameters. Wrap the model in DistributedDataParallel."
-        )
 
 
 _INSTEAD = "Wrap the bare model in torch.nn.parallel.DistributedDataParallel, one process for each device."
 
 
+@cache
+def _names_of(kind: type) -> frozenset[str]:
+    """Return the names of a class and those it inherits from, each after the package it is from."""
+    return frozenset(f"{one.__module__.partition('.')[0]}.{one.__name__}" for one in kind.__mro__)
+
+
 def _remedy(module: nn.Module) -> str | None:
     """Return why a wrapper is refused, and what to use; ``None`` for what is none or is understood."""
-    kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(module).__mro__}
+    kinds = _names_of(type(module))
     if isinstance(module, DataParallel) and len(module.device_ids) > 1:
         return f"over {len(module.device_ids)} devices, whose random streams cannot be repeated. {_INSTEAD}"
     if "torch.FullyShardedDataParallel" in kinds:
@@ -212,7 +229,3 @@ def _remedy(module: nn.Module) -> str | None:
     if isinstance(module, DistributedDataParallel) and getattr(module, "mixed_precision", None) is not None:
         return "with mixed_precision, which casts in hooks that a step puts aside. Use torch.autocast in the closure."
     return None
-
-
-def _is_sharded(parameter: Tensor) -> bool:
-    return "torch.distributed.tensor" in sys.modules and type(parameter).__name__ == "DTensor"

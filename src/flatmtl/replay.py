@@ -41,6 +41,7 @@ class Replay:
             )
         sums: dict[str, list[Tensor]] = {}
         now = self._parameters.world(module for start in self._starts for module in start.buffers.modules)
+        self._parameters.layout.drop_copies()
         try:
             with self._ranks.unwrapped():
                 for start, closure in zip(self._starts, closures, strict=True):
@@ -48,6 +49,7 @@ class Replay:
                         sums.setdefault(name, []).append(loss.detach().double().cpu())
         finally:
             now.restore()
+            self._parameters.layout.drop_copies()
         means = self._means(sums)
         rows = tuple(i for i in sorted(means) if math.isfinite(means[i]))
         return Context(rows, torch.tensor([float(means[i]) for i in rows], dtype=torch.float64, device="cpu"))

@@ -1,7 +1,7 @@
 """One step: Algorithm 1 of Phan et al. (2025) and its variants, from the passes to ``.grad``."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flatmtl._linalg import Gramian, floats, gramian, norm
+from flatmtl._linalg import Gramian, floats
 from flatmtl.aggregators.context import Context
 from flatmtl.branches import Branch, Branches
 from flatmtl.gradients import Gradient, add_to_grad
 from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM
+from flatmtl.shards import memory_of
 from flatmtl.stats import StepResult
 from flatmtl.task import Task
 from flatmtl.transfer import Transfer
@@ -68,7 +69,7 @@ class Step:
     def run(self) -> StepResult:
         """Return the result of the step, after adding to ``.grad``."""
         try:
-            self.passes.clean(keep_own=self.options.ascends_by_rank and not self.passes.ranks.alone)
+            self.passes.clean(keep_own=self.options.ascends_by_rank and self.passes.ranks.send_gradients)
             if not self.passes.tasks:
                 return self.result(skipped=True)
             self.look()
@@ -87,7 +88,7 @@ class Step:
         tasks = self.passes.tasks
         gramian = self.gramian(len(tasks))
         for task, length in zip(tasks, gramian.norms(), strict=True):
-            task.length, task.head_length = length, size(task.head)
+            task.length, task.head_length = length, self.passes.size(task.head)
         sizes = [task.head_length for task in tasks if task.head_length is not None]
         self._coming = Transfer([gramian.G, torch.stack([task.loss for task in tasks]), *sizes])
         self.loss_gramian = gramian
@@ -164,12 +165,14 @@ class Step:
         self.settle()
         if task in self.passes.tasks:
             task.perturbed_loss, task.sam_head = loss, head
-            task.intra = self.passes.rows.subtract_from(self.passes.tasks.index(task), part)
+            product = self.passes.rows.subtract_from(self.passes.tasks.index(task), part)
+            task.intra = self.passes.layout.total(product)
 
     def take_sam_gradient(self, task: Task, loss: Tensor, part: Gradient, head: Gradient) -> None:
         """Put the SAM gradient of a task, or the direction of its loss and flat gradient, into its row."""
         rows, i = self.passes.rows, self.passes.tasks.index(task)
-        task.perturbed_loss, product, length = Transfer([loss, rows.inner(i, part), size(head)]).wait()
+        product = self.passes.layout.total(rows.inner(i, part))
+        task.perturbed_loss, product, length = Transfer([loss, product, self.passes.size(head)]).wait()
         task.intra = product - self.found["gramian_loss"][i, i]
         if not self.is_finite(task, "perturbed loss", float(task.perturbed_loss), float(product + length)):
             return  # the row and the head's gradient stay the clean ones
@@ -205,7 +208,7 @@ class Step:
         tasks = self.passes.tasks
         losses = [task.perturbed_loss for task in tasks if task.perturbed_loss is not None]
         products = [task.intra for task in tasks if task.intra is not None]
-        sizes = [size(task.sam_head).to(gramian.G.device) for task in tasks]
+        sizes = [self.passes.size(task.sam_head).to(gramian.G.device) for task in tasks]
         G, found_losses, products, lengths = Transfer(
             [gramian.G, torch.stack(losses), torch.stack(products), torch.stack(sizes)]
         ).wait()
@@ -244,7 +247,7 @@ class Step:
 
     def gramian(self, count: int) -> Gramian:
         """Return the Gramian of the first ``count`` rows."""
-        return gramian(self.passes.rows.matrix[:count])
+        return self.passes.layout.gramian(self.passes.rows.matrix[:count])
 
     def write(self, direction: Tensor) -> None:
         """Add the direction and the heads' gradients into ``.grad``."""
@@ -261,7 +264,7 @@ class Step:
     def write_overflow(self) -> None:
         """Leave every gradient infinite, so that the scaler skips the step of whichever optimizer holds it."""
         for parameter in [*self.passes.parameters.everything, *self.branches.parameters()]:
-            add_to_grad(parameter, torch.full_like(parameter, math.inf, requires_grad=False))
+            add_to_grad(parameter, torch.full_like(memory_of(parameter), math.inf, requires_grad=False))
 
     def result(self, *, skipped: bool = False) -> StepResult:
         """Return the by-products of the step."""
@@ -290,6 +293,7 @@ class Step:
     def sample(self) -> Tensor | None:
         """Return some entries of each task's loss gradient, NaN for tasks that are absent."""
         samples = {task.position: task.sample for task in self.passes.tasks if task.sample is not None}
+        samples = {i: sample for i, sample in samples.items() if sample.numel()}  # a shard may be empty
         if not samples:
             return None
         absent = torch.full_like(next(iter(samples.values())), math.nan)
@@ -309,11 +313,6 @@ class Step:
 def context_of(tasks: Sequence[Task]) -> Context:
     """Return what an aggregator may need to know of these tasks."""
     return Context(tuple(task.position for task in tasks), torch.stack([task.loss for task in tasks]))
-
-
-def size(tensors: Iterable[Tensor | None]) -> Tensor:
-    """Return a number that is finite only if every tensor is."""
-    return norm(t for t in tensors if t is not None)
 
 
 def _damping(norms_loss: Tensor, norms_flat: Tensor, degree: float) -> float:

@@ -19,8 +19,9 @@ from flatmtl.transfer import Transfer
 class Agreement:
     """Which tasks have a loss on any rank, told to all of them before the first gradient is sent.
 
-    The ranks may have different tasks, and different numbers of closures. Where layers talk to each other within a
-    pass, as those of SyncBatchNorm do, they may not: a rank without a task's pass would answer with another's numbers.
+    The ranks may have different tasks, and different numbers of closures. Where they talk to each other within a pass,
+    as with SyncBatchNorm or a sharded model, they may not: a rank without a task's pass would answer with another's
+    numbers.
     """
 
     def __init__(self, ranks: Ranks, parameters: TaskParameters, closures: Sequence[Closure]) -> None:
@@ -34,16 +35,19 @@ class Agreement:
 
     @contextmanager
     def on_failure(self) -> Generator[None]:
-        """If the context raises, let the other ranks know, so that they raise too and do not wait for this one."""
+        """If the context raises, let the other ranks know, so that they raise too and do not wait for this one.
+
+        Those that talk to each other within a pass may wait there, and would take the message for something else.
+        """
         try:
             yield
         except BaseException:
-            if not self._ranks.alone:
+            if not self._ranks.alone and not self._ranks.in_step:
                 self._tell(failed=True)
             raise
 
     def after(self, number: int, losses: Mapping[str, Tensor]) -> list[str]:
-        """Return the tasks that any rank has, once all its closures have run; before, or alone, none.
+        """Return the tasks that any rank has, once all its closures have run; before, or if none are sent, none.
 
         Raises:
             Disagreement: on all ranks, if one failed, or they do not train the same parameters or, where that is
@@ -56,7 +60,9 @@ class Agreement:
         table = self._tell(failed=False)
         self._check(table)
         self._counts = {task: int(sum(row[3 + i] for row in table)) for i, task in enumerate(self._tasks)}
-        return [task for task, count in self._counts.items() if count] if number == self._last else []
+        if number < self._last or not self._ranks.send_gradients:
+            return []
+        return [task for task, count in self._counts.items() if count]
 
     def count_of(self, task: str) -> int:
         """Return in how many closures a task is present, on all ranks together."""
@@ -77,9 +83,12 @@ class Agreement:
             )
         if self._ranks.in_step and len({tuple(row[2:]) for row in table}) > 1:
             present = [[task for i, task in enumerate(self._tasks) if row[3 + i]] for row in table]
+            sharded = "is sharded", "wrap the model in DistributedDataParallel"
+            why, instead = sharded if self._ranks.sharded else ("has SyncBatchNorm", "use BatchNorm")
             raise Disagreement(
-                "the model has SyncBatchNorm, so all ranks must have the same tasks in as many closures, but they have "
-                f"{present}. Give every rank labels of every task, or use BatchNorm."
+                f"the model {why}, so all ranks must have the same tasks in as many closures, but they have "
+                f"{present}, in {[int(row[2]) for row in table]} closures. Give every rank labels of every task, or "
+                f"{instead}."
             )
 
 

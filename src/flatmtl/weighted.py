@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flatmtl._linalg import floats, weighted_sum
+from flatmtl._linalg import floats, norm, weighted_sum
 from flatmtl.gradients import Gradient, add_to_grad, gradient, reached_by, scaled
 from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM, Part
-from flatmtl.step import Skipped, Step, context_of, size
+from flatmtl.step import Skipped, Step, context_of
 from flatmtl.task import Task
 from flatmtl.transfer import Transfer
 
@@ -44,7 +44,7 @@ class WeightedStep(Step):
         tasks, rows = self.passes.tasks, self.passes.rows
         for i, (task, weight) in enumerate(zip(tasks, self.weights, strict=True)):
             task.head = scaled(task.head, weight, rows.matrix.dtype)
-            length = float(size([rows.matrix[i] * weight.to(rows.matrix), *task.head]))
+            length = float(self.passes.size([rows.matrix[i] * weight.to(rows.matrix), *task.head]))
             if not self.is_finite(task, "weighted loss", float(task.loss * weight), length):
                 raise Skipped
         self.take_own_gradients()
@@ -62,7 +62,7 @@ class WeightedStep(Step):
         scale = 1.0 if self.passes.scale is None else float(self.passes.scale)
         context = context_of(self.passes.tasks)
         found = self.branches.own_gradients(context)
-        if not math.isfinite(size(g for _, g in found)):
+        if not math.isfinite(norm(g for _, g in found)):
             raise FloatingPointError(
                 f"the gradients of the parameters of {type(self.branches.aggregator).__name__} are not finite for the "
                 f"losses {floats(context.losses)}; expected losses of a size that they can follow."
@@ -94,15 +94,15 @@ class SummedPasses(Passes):
             Task(name, names.index(name), [0] if name in self._losses else [], set(), value, [])
             for name, value in zip(present, values, strict=True)
         ]
-        for task in self.tasks if not self.ranks.alone else ():
+        for task in self.tasks if self.ranks.send_gradients else ():
             task.count = self._agreement.count_of(task.name)
             task.loss = task.loss / task.count
 
     def _values(self, losses: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:
-        """Return the losses as numbers, summed over the ranks."""
+        """Return the losses as numbers, summed over the ranks that have them."""
         zero = torch.zeros((), dtype=torch.float64, device=self.rows.matrix.device)
         values = [self._value(losses[name]) if name in losses else zero for name in names]
-        return values if self.ranks.alone or not values else list(self.ranks.sum(torch.stack(values)))
+        return list(self.ranks.sum(torch.stack(values))) if self.ranks.send_gradients and values else values
 
     def keep(self, some: Sequence[int]) -> None:
         """Leave out all present tasks but ``some``, before :meth:`differentiate`."""
@@ -119,21 +119,21 @@ class SummedPasses(Passes):
         Returns:
             The losses, and a number that is finite only if all gradients are.
         """
-        trunk = Part(self.parameters.shared, self.rows.views(0), perturbation.rho)
+        trunk = Part(self.trunk_weights, self.rows.views(0), perturbation.rho)
         heads = [self._head(task, perturbation.rho_heads) for task in self.tasks]
         with self._keeping(trunk.weights, self.rows.places), self._perturbed_weights(perturbation, trunk, heads):
             own = [task.name for task in self.tasks if task.closures]
             losses = self._losses_again(0, own) if own else {}
             values = self._values(losses, [task.name for task in self.tasks])
             self._take(losses, weights)
-        *found, length = Transfer([*values, self.size()]).wait()
+        *found, length = Transfer([*values, self.size_of_gradient()]).wait()
         for task, value in zip(self.tasks, found, strict=True):
             task.perturbed_loss = value / task.count
         return [float(value) for value in found], float(length)
 
-    def size(self) -> Tensor:
+    def size_of_gradient(self) -> Tensor:
         """Return a number that is finite only if all gradients are."""
-        return size([self.rows.matrix[0], *(g for task in self.tasks for g in task.head)])
+        return self.size([self.rows.matrix[0], *(g for task in self.tasks for g in task.head)])
 
     def _take(self, losses: Mapping[str, Tensor], weights: Tensor, *, alone: bool = False) -> None:
         """Put the gradient of the weighted sum into row 0 and the heads: over all ranks, or of this one ``alone``."""
@@ -141,14 +141,14 @@ class SummedPasses(Passes):
         parameters = [*self.parameters.shared, *(p for head in heads for p in head)]
         both: Gradient = [None] * len(parameters)
         if losses:
-            both = gradient(self._weighted(losses, weights), parameters, keep_graph=False)
+            both = gradient(self.layout, self._weighted(losses, weights), parameters, keep_graph=False)
         sizes = [len(self.parameters.shared), *map(len, heads)]
         part, *own = [both[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
         factor, dtype = self._inverse_scale(), self.rows.matrix.dtype
         self.rows.write(0, scaled(part, factor, dtype))
         own = [scaled(head, factor, dtype) for head in own]
         reached = reached_by(part)
-        if not (alone or self.ranks.alone):
+        if self.ranks.send_gradients and not alone:
             reached, own = self._summed(reached, own)
         if losses or not alone:
             self._check_reached(" and ".join(task.name for task in self.tasks), reached)
@@ -202,7 +202,7 @@ class SummedStep(WeightedStep):
         self.leave_out([self.is_finite(task, "loss", float(task.loss), 0.0) for task in tasks])
         self.weigh()
         self.sum.differentiate(self.weights)
-        self.require_finite(float(self.passes.ranks.sum(self.sum.size())))
+        self.require_finite(float(self.passes.ranks.sum(self.sum.size_of_gradient())))
 
     def direction(self) -> Tensor:
         """Return the gradient of the sum, at the perturbed weights if there are any."""

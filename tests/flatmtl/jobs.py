@@ -156,3 +156,37 @@ def record(group: Any, rank: int, make: Any, name: str, perturbation: Any) -> li
     finally:
         Ranks.start = plain
     return events
+
+
+def with_scales(group: Any, rank: int, make: Any, name: str) -> list[list[Tensor]]:
+    """Return the unscaled gradients of a step without a scaler, and with scalers of several scales."""
+    found = []
+    for scale in (None, 1.0, 4096.0):
+        model = Net(dtype=torch.float32)
+        scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+        make(name, "sam", group).backward(closure_of(model, halves(rank)), split(model), scaler=scaler)
+        found.append([p.grad / (scale or 1.0) for p in model.parameters()])
+    return found
+
+
+def with_mixed_precision(group: Any, rank: int) -> None:
+    """A wrapper that casts."""
+    wrapped = DistributedDataParallel(Net(dtype=torch.float32), process_group=group)
+    wrapped.mixed_precision = object()  # the wrapper itself takes it on accelerators only
+    split_parameters(wrapped, closure_of(wrapped, halves(rank)), TASKS)
+
+
+def step_within_a_step(group: Any, rank: int, make: Any) -> list[bool]:
+    """Return whether the wrapper is left alone until the end of a step whose closure does another step."""
+    wrapped = DistributedDataParallel(Net(), process_group=group)
+    plain = closure_of(wrapped, halves(rank))
+    parameters = split_parameters(wrapped, plain, TASKS)
+    asides = []
+
+    def closure(tasks: Sequence[str]) -> Any:
+        make("mean", "plain", group).backward(plain, parameters)
+        asides.append("forward" in vars(wrapped))  # the inner step leaves it to the outer one
+        return plain(tasks)
+
+    make("mean", "plain", group).backward(closure, parameters)
+    return [*asides, "forward" not in vars(wrapped)]

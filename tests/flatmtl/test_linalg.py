@@ -310,3 +310,7 @@ class TestLongFloat32Rows:
 
 def test_floats_are_python_numbers():
     assert floats(torch.tensor([1.5, -2.0])) == [1.5, -2.0]
+
+
+def test_products_beyond_float64_are_infinite_and_no_error():
+    assert float(gramian(torch.full((1, 2), 1e200, dtype=torch.float64)).products()) == math.inf

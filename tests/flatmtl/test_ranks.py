@@ -13,14 +13,17 @@ from tests.flatmtl.jobs import (
     split_otherwise,
     spoil,
     step_with,
+    step_within_a_step,
     take_turns_with_backward,
+    with_mixed_precision,
+    with_scales,
 )
 from tests.flatmtl.team import TASKS, Batch, Failed, Net, Plan, SyncedNorm, Team, closure_of, mean_of, train
 from tests.flatmtl.toys import aggregator
 from torch import nn
 
-from flatmtl import ASAM, SAM, FlatMTL
-from flatmtl.aggregators import AGGREGATORS
+from flatmtl import ASAM, SAM, FlatMTL, TaskParameters, split_parameters
+from flatmtl.aggregators import AGGREGATORS, Mean
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 PERTURBATIONS = {"plain": None, "sam": SAM(0.05), "asam": ASAM(0.5)}
@@ -60,6 +63,10 @@ def check(team, plan):
         )
     assert_same(found, expected)
     return ranks
+
+
+def parameters_of(net, model):
+    return TaskParameters(net.trunk.parameters(), {t: net.heads[t].parameters() for t in TASKS}, model)
 
 
 HALVES = [[Batch(0, 12)], [Batch(12, 24)]]
@@ -167,6 +174,10 @@ class TestWrapper:
                 forward.append(closure_of(model, batch, number)(TASKS))
             assert_same(found["state"]["trunk.1.running_mean"], model.trunk[1].running_mean)
             assert_same(found["state"]["trunk.1.running_var"], model.trunk[1].running_var)
+
+    def test_a_step_within_a_step_leaves_the_wrapper_to_the_outer_one(self, team):
+        for found in team.run(2, step_within_a_step, make):
+            assert found == [True, True]
 
 
 class TestSyncedNorms:
@@ -304,3 +315,41 @@ def test_a_row_travels_while_the_next_task_is_computed(team):
             ("forward", ("right",)),
             ("arrive", 0),
         ]
+
+
+class TestScaler:
+    @pytest.mark.parametrize("name", ["cagrad", "ls"])
+    def test_its_scale_does_not_change_the_step(self, team, name):
+        for found in team.run(2, with_scales, make, name):
+            plain, *others = found
+            for scaled in others:
+                torch.testing.assert_close(scaled, plain, rtol=1e-5, atol=1e-7)
+
+
+class TestRefusals:
+    """Wrappers whose gradients cannot be averaged here are refused by name, with what to use instead."""
+
+    @pytest.mark.parametrize(
+        ("module", "name", "reason"),
+        [
+            ("deepspeed.runtime.engine", "DeepSpeedEngine", "own partitions"),
+            ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "freed after the first"),
+        ],
+    )
+    def test_wrappers_of_others(self, module, name, reason):
+        net = Net()
+        wrapper = type(name, (nn.Module,), {"__module__": module})()
+        wrapper.net = net
+        closure = closure_of(net, Batch(0, 12))
+        for act in (
+            lambda: split_parameters(wrapper, closure, TASKS),
+            lambda: FlatMTL(Mean()).backward(closure, parameters_of(net, wrapper)),
+        ):
+            with pytest.raises(ValueError, match=f"wrapped in {name}, .*{reason}.*DistributedDataParallel"):
+                act()
+
+    def test_a_wrapper_that_casts_in_its_hooks(self, team):
+        for found in team.run(1, with_mixed_precision):
+            assert found.kind == "ValueError"
+            assert "mixed_precision" in found.message
+            assert "torch.autocast" in found.message
