@@ -89,7 +89,7 @@ class Branches:
         more = (context,) if getattr(aggregator, "uses_context", False) else ()
         if isinstance(aggregator, GramianAggregator):
             known = self.layout.gramian(J).cpu() if G is None else G
-            weights = aggregator.weights_of(known, *more)
+            weights = self.ranks.first(aggregator.weights_of(known, *more))
             scale = 1.0 if factor is None else self._limited(factor, partial(known.norm_of_sum, weights))
             return weighted_sum(J, weights * scale, gramian=known, out=out, add=add), weights
         place = torch.empty_like(J[0]) if out is None else out
@@ -120,7 +120,7 @@ class Branches:
         weighting = cast(LossWeighting, self._of["loss"])
         with on_cpu():
             w = weighting.weights(context.losses.clone(), context)
-        return check_weights(weighting, w, len(context.losses))
+        return self.ranks.first(check_weights(weighting, w, len(context.losses)))
 
     def own_gradients(self, context: Context) -> list[tuple[Parameter, Tensor]]:
         """Return the parameters of a loss weighting that these losses train, with their gradients."""

@@ -173,7 +173,9 @@ class FlatMTL:
         self._last = None
         ranks = parameters.layout.ranks(self.process_group, parameters.model)
         self._check_scope(ranks)
+        ranks.device = parameters.shared[0].device
         self._branches.ranks, self._branches.layout = ranks, parameters.layout
+        self._learned.kind = f"{type(self.aggregator).__name__} {self.options}"
         self._say_if_untrained(parameters)
         restore = self._branches.snapshot()
         step = self._step(closures, parameters, _enabled(scaler), ranks)

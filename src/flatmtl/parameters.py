@@ -84,6 +84,10 @@ class TaskParameters:
         """The devices that hold a parameter, frozen ones included, each once."""
         return list(dict.fromkeys(p.device for p in self._names))
 
+    def signature(self) -> object:
+        """Return what the parameters of ranks that train together must have in common."""
+        return self.tasks, [(self._names[p], tuple(p.shape), p.dtype) for p in self.everything]
+
     def check_trainable(self) -> None:
         """Raise if what is trained is no longer what was split.
 

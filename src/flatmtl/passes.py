@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from flatmtl._linalg import copy_each, weighted_sum
+from flatmtl._linalg import copy_each, norm, weighted_sum
 from flatmtl._options import warn
 from flatmtl.closures import Closure
 from flatmtl.gradients import Gradient, GraphNotKept, Rows, add, gradient, reached_by, scaled
@@ -61,7 +61,7 @@ class Passes:
         self._ends: list[World] = []
         self._between: RandomStreams | None = None
         self._kept: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
-        self._agreement = Agreement(ranks, parameters, closures)
+        self._agreement = Agreement(ranks, parameters, closures, (learned.kind, scaler is not None), self._compared())
         self._sums = Sums(ranks, parameters, rows)
         self._flying: tuple[Task, Take] | None = None
 
@@ -86,6 +86,13 @@ class Passes:
                 row.mul_(factor.to(row))
             task.head = scaled(task.head, factor, row.dtype)
             task.loss = task.loss / task.count
+
+    def _compared(self) -> float:
+        """Return the norm of all weights in the first step, in which ranks compare what they begin with; then 0."""
+        if self.learned.compared or not self.ranks.send_gradients:
+            return 0.0
+        self.learned.compared = True
+        return float(norm(self.parameters.everything))
 
     @cached_property
     def trunk_weights(self) -> list[Tensor]:
@@ -249,9 +256,16 @@ class Passes:
         task = tasks[name]
         task.count = self._agreement.count_of(name)
         if keep_own:
-            self.rows.own[task.position].copy_(self.rows.matrix[task.position])
-            task.own_head = task.head
+            self._keep_own(task)
         self._sums.send(task, task.reached, task.loss, task.head, self.rows.matrix[task.position])
+
+    def _keep_own(self, task: Task) -> None:
+        """Keep this rank's own gradients of a task, means over its closures, before they become sums over the ranks."""
+        own, count = self.rows.own[task.position].copy_(self.rows.matrix[task.position]), len(task.closures)
+        task.own_head = task.head
+        if count > 1:
+            own.div_(count)
+            task.own_head = [None if g is None else g / count for g in task.head]
 
     def _absent(self, name: str) -> Task:
         """Return a task that only other ranks have, with a row of zeros."""

@@ -32,12 +32,16 @@ class Ranks:
         group: their process group, ``None`` for a single process.
         model: gives the wrappers to put aside and the buffers to share.
         sharded: whether the backward passes of the model average the gradients.
+
+    Attributes:
+        device: on which small things are sent.
     """
 
     def __init__(self, group: Any, model: nn.Module | None, *, sharded: bool = False) -> None:
         self.group = group
         self.model = model
         self.sharded = sharded
+        self.device = torch.device("cpu")
         self.size = 1 if group is None else distributed.get_world_size(group)
 
     @classmethod
@@ -51,8 +55,14 @@ class Ranks:
         check_supported(model)
         if group is not None:
             return cls(group, model)
-        for wrapper in wrappers(model):
-            return cls(cast(Any, wrapper).process_group, model)
+        groups: list[Any] = [cast(Any, wrapper).process_group for wrapper in wrappers(model)]
+        if len({tuple(distributed.get_process_group_ranks(found)) for found in groups}) > 1:
+            raise ValueError(
+                "the model holds several DistributedDataParallel of different process groups; expected one group, over "
+                "which to average. Pass FlatMTL(..., process_group=...)."
+            )
+        if groups:
+            return cls(groups[0], model)
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             raise ValueError(
                 f"{distributed.get_world_size()} processes train, but the model of the parameters is not wrapped in "
@@ -108,6 +118,10 @@ class Ranks:
     def most(self, count: int, device: torch.device) -> int:
         """Return the greatest of the counts of the ranks."""
         return count if self.alone else int(max(row[0] for row in self.table([float(count)], device)))
+
+    def first(self, weights: Tensor) -> Tensor:
+        """Return the weights of the first rank, on the CPU: an aggregator may draw, or have learnt there alone."""
+        return weights if self.alone else self.take_from_first(weights.to(self.device).contiguous()).cpu()
 
     def take_from_first(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by that of the first rank, and return it."""

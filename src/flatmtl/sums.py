@@ -15,6 +15,9 @@ from flatmtl.ranks import Disagreement, Ranks, Work, fingerprint
 from flatmtl.task import Task
 from flatmtl.transfer import Transfer
 
+_COUNTS = 5
+"""Where in what a rank tells the counts of its tasks begin, after the number of its closures."""
+
 
 class Agreement:
     """Which tasks have a loss on any rank, told to all of them before the first gradient is sent.
@@ -22,16 +25,32 @@ class Agreement:
     The ranks may have different tasks, and different numbers of closures. Where they talk to each other within a pass,
     as with SyncBatchNorm or a sharded model, they may not: a rank without a task's pass would answer with another's
     numbers.
+
+    Args:
+        ranks: who agree.
+        parameters: which all must train.
+        closures: of this rank.
+        options: what all must do alike.
+        weights: a number that is the same for the same weights, to be compared; 0: not now.
     """
 
-    def __init__(self, ranks: Ranks, parameters: TaskParameters, closures: Sequence[Closure]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        parameters: TaskParameters,
+        closures: Sequence[Closure],
+        options: object = None,
+        weights: float = 0.0,
+    ) -> None:
         self._ranks = ranks
         self._tasks = parameters.tasks
         self._device = parameters.shared[0].device
         self._last = len(closures) - 1
         self._own = dict.fromkeys(self._tasks, 0)
         self._counts: dict[str, int] = {}
-        self._kind = fingerprint(self._tasks, [p.shape for p in parameters.everything])
+        self._kind = 0.0 if ranks.alone else fingerprint(parameters.signature())
+        self._how = 0.0 if ranks.alone else fingerprint(options)
+        self._weights = weights
 
     @contextmanager
     def on_failure(self) -> Generator[None]:
@@ -59,7 +78,7 @@ class Agreement:
             return []
         table = self._tell(failed=False)
         self._check(table)
-        self._counts = {task: int(sum(row[3 + i] for row in table)) for i, task in enumerate(self._tasks)}
+        self._counts = {task: int(sum(row[_COUNTS + i] for row in table)) for i, task in enumerate(self._tasks)}
         if number < self._last or not self._ranks.send_gradients:
             return []
         return [task for task, count in self._counts.items() if count]
@@ -70,7 +89,8 @@ class Agreement:
 
     def _tell(self, *, failed: bool) -> list[list[float]]:
         counts = map(float, self._own.values())
-        return self._ranks.table([float(failed), self._kind, float(self._last + 1), *counts], self._device)
+        kinds = float(failed), self._kind, self._how, self._weights, float(self._last + 1)
+        return self._ranks.table([*kinds, *counts], self._device)
 
     def _check(self, table: Sequence[Sequence[float]]) -> None:
         failed = [rank for rank, row in enumerate(table) if row[0]]
@@ -81,13 +101,24 @@ class Agreement:
                 "the ranks do not have the same tasks, shared parameters and heads. Make the model and split its "
                 "parameters in the same way on every rank, from a batch in which every task has labels."
             )
-        if self._ranks.in_step and len({tuple(row[2:]) for row in table}) > 1:
-            present = [[task for i, task in enumerate(self._tasks) if row[3 + i]] for row in table]
+        if len({row[2] for row in table}) > 1:
+            raise Disagreement(
+                "the ranks do not do the same: aggregator, perturbation, combine, flat_scale, on_nonfinite and whether "
+                "there is a scaler must be the same on every rank."
+            )
+        norms = [row[3] for row in table if row[3]]
+        if norms and max(norms) - min(norms) > 1e-6 * max(norms):
+            raise Disagreement(
+                f"the ranks begin with other weights, of norms {norms}, and would keep them apart for ever. Make the "
+                "model from the same seed or checkpoint on every rank, or wrap all of it in DistributedDataParallel."
+            )
+        if self._ranks.in_step and len({tuple(row[_COUNTS - 1 :]) for row in table}) > 1:
+            present = [[task for i, task in enumerate(self._tasks) if row[_COUNTS + i]] for row in table]
             sharded = "is sharded", "wrap the model in DistributedDataParallel"
             why, instead = sharded if self._ranks.sharded else ("has SyncBatchNorm", "use BatchNorm")
             raise Disagreement(
-                f"the model {why}, so all ranks must have the same tasks in as many closures, but they have "
-                f"{present}, in {[int(row[2]) for row in table]} closures. Give every rank labels of every task, or "
+                f"the model {why}, so all ranks must have the same tasks in as many closures, but they have {present}, "
+                f"in {[int(row[_COUNTS - 1]) for row in table]} closures. Give every rank labels of every task, or "
                 f"{instead}."
             )
 

@@ -56,6 +56,8 @@ class Learned:
     """What the passes of one step found out that holds for the next ones too.
 
     Attributes:
+        kind: what is done, which all ranks must do alike.
+        compared: whether the ranks have compared the weights they begin with.
         asks_all: whether a task's own pass must ask for all tasks, since a head draws random numbers.
         forward_per_task: whether each task needs a forward pass of its own, since the graph that tasks would share
             serves one backward pass only.
@@ -63,6 +65,8 @@ class Learned:
             as there are no such weights.
     """
 
+    kind: str = ""
+    compared: bool = False
     asks_all: bool = False
     forward_per_task: bool = False
     unmoved: float | None = None

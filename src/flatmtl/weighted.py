@@ -137,6 +137,7 @@ class SummedPasses(Passes):
 
     def _take(self, losses: Mapping[str, Tensor], weights: Tensor, *, alone: bool = False) -> None:
         """Put the gradient of the weighted sum into row 0 and the heads: over all ranks, or of this one ``alone``."""
+        losses = {task.name: losses[task.name] for task in self.tasks if task.name in losses}  # no dropped ones
         heads = [self.parameters.heads[task.name] for task in self.tasks]
         parameters = [*self.parameters.shared, *(p for head in heads for p in head)]
         both: Gradient = [None] * len(parameters)
@@ -150,7 +151,7 @@ class SummedPasses(Passes):
         reached = reached_by(part)
         if self.ranks.send_gradients and not alone:
             reached, own = self._summed(reached, own)
-        if losses or not alone:
+        if not alone:
             self._check_reached(" and ".join(task.name for task in self.tasks), reached)
         for task, head in zip(self.tasks, own, strict=True):
             task.reached, task.head = reached, head

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from flatmtl import SAM, FlatMTL, TaskParameters, split_parameters
+from flatmtl.aggregators import GramianAggregator, LossWeighting
 from flatmtl.ranks import Ranks
 
 Closure = Callable[[Sequence[str]], Any]
@@ -42,6 +43,16 @@ def spoil(closure: Closure, rank: int, *, calls: Sequence[int] = (1,), gradient:
         return losses
 
     return spoilt
+
+
+def spoil_alone(closure: Closure, rank: int, *, calls: Sequence[int]) -> Closure:
+    """The second rank has the task that is not finite, and no other."""
+    spoilt = spoil(closure, rank, calls=calls)
+
+    def only(tasks: Sequence[str]) -> Any:
+        return {task: loss if rank == 0 or task == "right" else None for task, loss in spoilt(tasks).items()}
+
+    return only
 
 
 def fail(closure: Closure, rank: int) -> Closure:
@@ -190,3 +201,47 @@ def step_within_a_step(group: Any, rank: int, make: Any) -> list[bool]:
 
     make("mean", "plain", group).backward(closure, parameters)
     return [*asides, "forward" not in vars(wrapped)]
+
+
+class Draws(GramianAggregator):
+    """Weights drawn from the global stream."""
+
+    def weights(self, G: Tensor) -> Tensor:
+        return torch.rand(len(G), dtype=torch.float64)
+
+
+class DrawsForLosses(LossWeighting):
+    """Weights drawn from the global stream."""
+
+    def weights(self, losses: Tensor, context: Any = None) -> Tensor:
+        return torch.rand(len(losses), dtype=torch.float64)
+
+
+def make_drawing(kind: type, group: Any) -> FlatMTL:
+    return FlatMTL(kind(), SAM(0.1), process_group=group)
+
+
+def differ(group: Any, rank: int, options: Sequence[dict[str, Any]], aggregators: Sequence[Any]) -> None:
+    """The ranks do different things."""
+    model = Net()
+    mtl = FlatMTL(aggregators[rank], process_group=group, **options[rank])
+    mtl.backward(closure_of(model, halves(rank)), split(model))
+
+
+def begin_apart(group: Any, rank: int, make: Any) -> None:
+    """The ranks begin with other weights."""
+    model = Net()
+    with torch.no_grad():
+        model.heads["left"].weight.mul_(1.0 + 0.01 * rank)
+    make("cagrad", "sam", group).backward(closure_of(model, halves(rank)), split(model))
+
+
+def freeze_another(group: Any, rank: int, make: Any) -> None:
+    """Each rank freezes another layer of one shape."""
+    model = Net()
+    layers = torch.nn.ModuleList([torch.nn.Linear(5, 5, dtype=torch.float64) for _ in range(2)])
+    layers[rank].requires_grad_(False)
+    shared = [*model.trunk.parameters(), *layers.parameters()]
+    whole = torch.nn.ModuleDict({"net": model, "layers": layers})
+    heads = {t: model.heads[t].parameters() for t in TASKS}
+    make("cagrad", "sam", group).backward(closure_of(model, halves(rank)), TaskParameters(shared, heads, whole))

@@ -5,13 +5,20 @@ from functools import partial
 import pytest
 import torch
 from tests.flatmtl.jobs import (
+    Draws,
+    DrawsForLosses,
+    begin_apart,
+    differ,
     fail,
+    freeze_another,
+    make_drawing,
     make_random,
     outside,
     overflow,
     record,
     split_otherwise,
     spoil,
+    spoil_alone,
     step_with,
     step_within_a_step,
     take_turns_with_backward,
@@ -23,7 +30,7 @@ from tests.flatmtl.toys import aggregator
 from torch import nn
 
 from flatmtl import ASAM, SAM, FlatMTL, TaskParameters, split_parameters
-from flatmtl.aggregators import AGGREGATORS, Mean
+from flatmtl.aggregators import AGGREGATORS, MGDA, Mean
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 PERTURBATIONS = {"plain": None, "sam": SAM(0.05), "asam": ASAM(0.5)}
@@ -218,6 +225,15 @@ class TestPerturbationsOfEachRank:
             assert_same(found["gradients"], mean_of(by_itself))
 
     @pytest.mark.parametrize("options", [{}, {"local": 0.5}, {"local": 0.0}, {"norm": "joint"}], ids=str)
+    @pytest.mark.parametrize("name", ["cagrad", "uw"])
+    def test_ranks_with_the_same_data_are_one_process(self, team, name, options):
+        """Also where tasks are in unequal numbers of closures: what is perturbed along are means over these."""
+        batches = [Batch(0, 8), Batch(8, 16, ("left",)), Batch(16, 24, ("left", "third"))]
+        plan = Plan(partial(make, name, SAM(0.3, scope="rank", **options)), [batches, batches])
+        found = team.run(2, train, plan)[0]
+        assert_same(found["gradients"], train(None, 0, plan._replace(batches=[batches]))["gradients"])
+
+    @pytest.mark.parametrize("options", [{}, {"local": 0.5}, {"local": 0.0}, {"norm": "joint"}], ids=str)
     @pytest.mark.parametrize("name", ["nash_mtl", "uw"])
     def test_all_ranks_stay_the_same(self, team, name, options):
         batches = [[Batch(0, 12, ("left", "right"))], [Batch(12, 24, ("right", "third"))]]
@@ -276,18 +292,55 @@ class TestTrouble:
             assert found.kind == "Disagreement"
             assert "do not have the same tasks" in found.message
 
+    @pytest.mark.parametrize("name", ["cagrad", "ls", "uw", "famo"])
+    @pytest.mark.parametrize("perturbation", ["plain", "sam"])
+    def test_a_rank_that_has_only_the_task_to_be_dropped(self, team, name, perturbation):
+        how = partial(make, on_nonfinite="drop_task")
+        for found in team.run(2, step_with, partial(spoil_alone, calls=range(1, 9)), how, name, perturbation):
+            assert found["dropped"] == ("right",)
+            assert found["gradient of right"] is None
+
+    @pytest.mark.parametrize(
+        ("options", "aggregators"),
+        [
+            ([{"combine": "direct"}, {"combine": "each"}], [Mean(), Mean()]),
+            ([{"perturbation": SAM(0.1)}, {"perturbation": SAM(0.2)}], [Mean(), Mean()]),
+            ([{"perturbation": SAM(0.1)}, {}], [Mean(), Mean()]),
+            ([{"on_nonfinite": "raise"}, {"on_nonfinite": "drop_task"}], [Mean(), Mean()]),
+            ([{}, {}], [Mean(), MGDA()]),
+        ],
+        ids=["combine", "radius", "plain and flat", "on_nonfinite", "aggregator"],
+    )
+    def test_ranks_that_do_not_do_the_same(self, team, options, aggregators):
+        for found in team.run(2, differ, options, aggregators):
+            assert found.kind == "Disagreement"
+            assert "do not do the same" in found.message
+
+    def test_ranks_that_begin_with_other_weights(self, team):
+        for found in team.run(2, begin_apart, make):
+            assert found.kind == "Disagreement"
+            assert "begin with other weights" in found.message
+
+    def test_ranks_that_froze_other_layers(self, team):
+        for found in team.run(2, freeze_another, make):
+            assert found.kind == "Disagreement"
+            assert "do not have the same tasks" in found.message
+
     def test_a_group_without_this_process(self, team):
         _, _, found = team.run(3, outside, make)
         assert found.kind == "ValueError"
         assert "not in the process_group" in found.message
 
 
-def test_a_function_that_draws_random_numbers_gives_all_ranks_one_direction(team):
-    def same(found):
-        return found["state"]
-
-    first, second = map(same, team.run(2, train, Plan(make_random, HALVES, steps=2)))
-    torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
+@pytest.mark.parametrize(
+    "make",
+    [make_random, partial(make_drawing, Draws), partial(make_drawing, DrawsForLosses)],
+    ids=["function", "aggregator", "weighting"],
+)
+@pytest.mark.parametrize("batches", [HALVES, [[Batch(0, 6), Batch(6, 12)], [Batch(12, 24)]]], ids=["one", "several"])
+def test_what_draws_random_numbers_gives_all_ranks_one_direction(team, make, batches):
+    first, second = team.run(2, train, Plan(make, batches, steps=2))
+    torch.testing.assert_close(first["state"], second["state"], rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize(
