@@ -15,7 +15,17 @@ from typing import Any
 
 import torch
 
-from flatmtl_bench.runs import CHECKPOINTS, DAMAGED, SNAPSHOTS, RunError, make_folder, remove_drafts, write_whole
+from flatmtl_bench.runs import (
+    CHECKPOINTS,
+    DAMAGED,
+    SNAPSHOTS,
+    RunError,
+    WriteError,
+    make_folder,
+    remove,
+    remove_drafts,
+    write_whole,
+)
 
 NAME = re.compile(r"epoch-\d+-step-\d+-[0-9a-f]+\.pt")
 KEPT = 2
@@ -38,12 +48,13 @@ class Checkpoints:
             best: number of the epoch whose end is kept, however old it is.
 
         Raises:
-            WriteError: it cannot be written; the earlier checkpoints are as they were.
+            WriteError: it cannot be written, and the earlier checkpoints are as they were; or it is written, and what
+                is not kept cannot be removed.
         """
         _write(self.path, f"epoch-{epochs:04}-step-{steps:04}", state)
         for path in self._files()[:-KEPT]:
             if _position(path) != (best, 0):
-                path.unlink()
+                remove(path)
 
     def newest(self) -> tuple[Path, dict[str, Any]] | None:
         """Return the last checkpoint that is whole, and its file; ``None`` if there are none.
@@ -52,6 +63,7 @@ class Checkpoints:
 
         Raises:
             RunError: every checkpoint is damaged, or what is whole is no checkpoint.
+            WriteError: a damaged file cannot be renamed, or one half-written cannot be removed.
         """
         remove_drafts(self.path)
         files = self._files()[::-1]
@@ -62,7 +74,7 @@ class Checkpoints:
             return None
         state = _load(whole)
         for path in files[: files.index(whole)]:
-            path.rename(path.with_name(path.name + DAMAGED))
+            _set_aside(path)
             warnings.warn(
                 f"{path} is damaged: its content is not what its name says. The one before it, {whole.name}, is used.",
                 stacklevel=2,
@@ -94,7 +106,14 @@ def _write(folder: Path, stem: str, state: Mapping[str, Any]) -> None:
     write_whole(path, buffer.getbuffer())
     for other in folder.glob(f"{stem}-*.pt"):
         if other != path:
-            other.unlink()
+            remove(other)
+
+
+def _set_aside(path: Path) -> None:
+    try:
+        path.rename(path.with_name(path.name + DAMAGED))
+    except OSError as error:
+        raise WriteError(f"{path} is damaged and could not be renamed: {error}.") from error
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -174,6 +174,8 @@ def _train(command: Run) -> dict[str, Any]:
             raise Stop(f"{stopped} It is saved. {GO_ON}", code=code) from None
         except KeyboardInterrupt:
             raise Stop(f"interrupted. {_kept(folder)} {GO_ON}", code=130) from None
+        if summary["stopped_early"]:
+            say(f"stopped early: {command.config.early_stop.patience} epochs without a better score.")
         say(f"the run is in {folder.path}")
         return summary
 

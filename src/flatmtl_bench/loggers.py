@@ -8,7 +8,8 @@ and with an MLflow server (``MLFLOW_TRACKING_URI``), it is a new run there, whic
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+
+from flatmtl_bench.runs import LOGS, WriteError
 
 
 def _tensorboard(path: Path) -> Logger:
@@ -76,28 +79,42 @@ class Logs:
         names: keys of ``LOGGERS``; the logs of others that lie in the folder are removed too.
         folder: the folder of the run.
         rows: the metrics of the epochs that it has finished so far.
+
+    Raises:
+        WriteError: a log cannot be removed or written; the other methods raise it, too.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        logs = folder / "logs"
-        for name in LOGGERS:
-            if (logs / name).exists():
-                shutil.rmtree(logs / name)
-        self._loggers = [LOGGERS[name](logs / name) for name in dict.fromkeys(names)]
+        self.path = folder / LOGS
+        with self._writing():
+            for name in LOGGERS:
+                if (self.path / name).exists():
+                    shutil.rmtree(self.path / name)
+            self._loggers = [LOGGERS[name](self.path / name) for name in dict.fromkeys(names)]
         for row in rows:
             self.append(row)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Tell every logger the metrics of one more epoch, of which it gets those that are finite numbers."""
         values = {name: value for name, value in row.items() if name != "epoch" and _is_finite(value)}
-        for logger in self._loggers:
-            logger.log_metrics(values, step=row["epoch"])
-            logger.save()
+        with self._writing():
+            for logger in self._loggers:
+                logger.log_metrics(values, step=row["epoch"])
+                logger.save()
 
     def close(self, status: str = "success") -> None:
         """Let the loggers finish; ``status`` is ``"success"`` or ``"failed"``."""
-        for logger in self._loggers:
-            logger.finalize(status)
+        with self._writing():
+            for logger in self._loggers:
+                logger.finalize(status)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Within it what the system says of a file is a `WriteError` that names the logs."""
+        try:
+            yield
+        except OSError as error:
+            raise WriteError(f"{self.path} could not be written: {error}.") from error
 
 
 def _run_name(path: Path) -> str:

@@ -19,11 +19,18 @@ Result = TypeVar("Result")
 def _on_rank_zero(
     method: "Callable[Concatenate[Record, RunFolder, Arguments], Result]",
 ) -> "Callable[Concatenate[Record, Arguments], Result]":
-    """Let rank 0 do it with its folder; every rank gets what it returns, or the mistake that it raises."""
+    """Let rank 0 do it with its folder; every rank gets what it returns, or the mistake that it raises.
+
+    It is a mistake if the folder is no longer that of this process.
+    """
 
     @wraps(method)
     def shared(record: "Record", *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        return from_rank_zero(record.fabric, lambda: method(record, record.folder, *arguments, **options))
+        def do() -> Result:
+            record.folder.check_held()
+            return method(record, record.folder, *arguments, **options)
+
+        return from_rank_zero(record.fabric, do)
 
     return shared
 
@@ -64,7 +71,7 @@ class Record:
     @_on_rank_zero
     def begin(self, folder: RunFolder, rows: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]]) -> None:
         """Let the files say what a checkpoint says of finished epochs; they may have been torn from each other."""
-        folder.write_environment(environment())
+        folder.write_environment({**environment(), "ranks": self.fabric.world_size})
         folder.write_rows(rows)
         folder.write_rows(times, TIMES)
         self._logs = Logs(self._loggers, folder.path, rows)

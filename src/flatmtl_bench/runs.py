@@ -20,7 +20,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,7 @@ from flatmtl_bench.recipes import Config
 
 METRICS, TIMES = "metrics.jsonl", "times.jsonl"
 FILES = ("config.json", "env.json", METRICS, TIMES, "summary.json")
-CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
+CHECKPOINTS, SNAPSHOTS, LOGS = "checkpoints", "snapshots", "logs"
 DAMAGED = ".damaged"
 """Ending of a checkpoint that was found damaged."""
 ERROR = "error.txt"
@@ -45,7 +46,7 @@ class RunError(ValueError):
 
 
 class WriteError(OSError):
-    """A file of a run could not be written: the disk is full, or it is not allowed."""
+    """A file of a run could not be written or removed: the disk is full, or it is not allowed."""
 
 
 def digest(config: Config) -> str:
@@ -82,6 +83,8 @@ class RunFolder:
         FileExistsError: if the folder holds a run and neither is asked for, or something that is no run.
         BlockingIOError: if another process has it.
         ValueError: if the run in the folder has another config.
+        RunError: if something that a run writes is a symbolic link, or neither a file nor a folder.
+        WriteError: if a file cannot be written or removed.
     """
 
     def __init__(self, out: str | Path, config: Config, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -89,9 +92,10 @@ class RunFolder:
             raise ValueError("--resume goes on with a run and --overwrite removes it; use one of them.")
         self.path = Path(out) / run_name(config)
         self.config = config
+        _refuse_links(self.path)
         self._refuse_foreign()
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT)
+        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             self._acquire()
             self._enter(resume, overwrite)
@@ -118,6 +122,22 @@ class RunFolder:
             raise BlockingIOError(
                 f"{self.path} is in use by another process. Wait for it to end, or choose another --out or --seed."
             ) from None
+        self.check_held()
+
+    def check_held(self) -> None:
+        """Raise unless the folder is the one that was locked.
+
+        Raises:
+            WriteError: it was removed, moved or replaced, so that another process may be writing there.
+        """
+        try:
+            held = os.path.samestat(os.fstat(self._lock), os.lstat(self.path / LOCK))
+        except OSError:
+            held = False
+        if not held:
+            raise WriteError(
+                f"{self.path} was removed or replaced while this process had it, so nothing more is written there."
+            )
 
     def _enter(self, resume: bool, overwrite: bool) -> None:
         if _is_run(self.path):
@@ -136,23 +156,23 @@ class RunFolder:
     def _clear(self) -> None:
         """Remove what runs write and nothing else, the result first, the config last."""
         for name in ("summary.json", ERROR):
-            (self.path / name).unlink(missing_ok=True)
+            remove(self.path / name)
         for folder in (self.path / CHECKPOINTS, self.path / SNAPSHOTS):
             remove_drafts(folder)
             for path in [*folder.glob("epoch-*.pt"), *folder.glob(f"epoch-*.pt{DAMAGED}")]:
-                path.unlink()
+                remove(path)
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
         for name in reversed(FILES):
-            (self.path / name).unlink(missing_ok=True)
-            (self.path / _temporary(name)).unlink(missing_ok=True)
+            remove(self.path / name)
+            remove(self.path / _temporary(name))
 
     def _check_config(self) -> None:
         try:
             found = read_config(self.path / "config.json")
         except ValueError as error:
             raise RunError(f"{error} Use --overwrite to start again, or choose another --out.") from error
-        kept, now = (_identity(config.to_dict()) for config in (found, self.config))
+        kept, now = ({**_identity(config.to_dict()), "seed": config.seed} for config in (found, self.config))
         if different := sorted(key for key in {*kept, *now} if kept.get(key) != now.get(key)):
             raise ValueError(
                 f"{self.path} was made with another config: {', '.join(different)} differ. "
@@ -165,12 +185,19 @@ class RunFolder:
         return (self.path / "summary.json").exists()
 
     def summary(self) -> dict[str, Any]:
-        """Return the result of a finished run."""
+        """Return the result of a finished run.
+
+        Raises:
+            RunError: the file holds something else.
+        """
         path = self.path / "summary.json"
         try:
-            return _read_json(path)
-        except ValueError as error:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
             raise RunError(_broken(path, error)) from error
+        if not isinstance(found, dict):
+            raise RunError(_broken(path, f"expected an object, got {found!r:.80}"))
+        return found
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the metrics of the finished epochs."""
@@ -179,7 +206,7 @@ class RunFolder:
             return []
         try:
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(_broken(path, error)) from error
         if not all(isinstance(row, dict) and "epoch" in row for row in rows):
             raise RunError(_broken(path, "a line is no object with an epoch"))
@@ -210,7 +237,7 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the result; the run is finished, and an error of before is of no interest."""
         self.write("summary.json", _json(summary))
-        (self.path / ERROR).unlink(missing_ok=True)
+        remove(self.path / ERROR)
 
     def write_error(self, text: str) -> None:
         """Record why the run has failed."""
@@ -222,6 +249,7 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Replace a file of the run in one go."""
+        self.check_held()
         write_whole(self.path / name, content)
 
     def close(self) -> None:
@@ -244,8 +272,9 @@ def write_whole(path: Path, content: str | bytes | memoryview) -> None:
         WriteError: naming ``path``; it is as it was.
     """
     draft = path.with_name(_temporary(path.name))
+    remove(draft)
     try:
-        with open(draft, "wb") as file:
+        with open(draft, "xb", opener=_no_link) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -255,6 +284,22 @@ def write_whole(path: Path, content: str | bytes | memoryview) -> None:
         with suppress(OSError):
             draft.unlink()
         raise WriteError(f"{path} could not be written: {error}.") from error
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there.
+
+    Raises:
+        WriteError: naming ``path``.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError(f"{path} could not be removed: {error}.") from error
 
 
 def make_folder(path: Path) -> None:
@@ -280,13 +325,47 @@ def _sync(folder: Path) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what processes that were killed have left half-written in a folder, if it is there."""
+    """Remove what processes that were killed have left half-written in a folder, if it is there.
+
+    Raises:
+        WriteError: naming what cannot be removed.
+    """
     for draft in folder.glob(_temporary("*")):
-        draft.unlink()
+        remove(draft)
 
 
 def _temporary(name: str) -> str:
     return f".{name}.part"
+
+
+def _refuse_links(run: Path) -> None:
+    """Raise if a run in a folder would read, write or remove something elsewhere, or wait for ever for what it reads.
+
+    Raises:
+        RunError: naming what is a symbolic link, or neither a file nor a folder.
+    """
+    for path in _written(run):
+        kind = path.lstat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            what = f"a symbolic link to {os.readlink(path)}" if stat.S_ISLNK(kind) else "neither a file nor a folder"
+            raise RunError(
+                f"{path} is {what}; a run reads and writes ordinary files in its own folder only. "
+                "Remove it, or choose another --out."
+            )
+
+
+def _written(run: Path) -> Iterator[Path]:
+    """Yield what is there of that which runs write, each folder before what is in it.
+
+    What a logger keeps within its own folder is left out: W&B makes links there, and removing them follows none.
+    """
+    folders = (CHECKPOINTS, SNAPSHOTS, LOGS)
+    names = {*FILES, ERROR, LOCK, *folders, *map(_temporary, (*FILES, ERROR))}
+    entries = list(run.iterdir()) if run.is_dir() else []
+    yield from (entry for entry in entries if entry.name in names)
+    for entry in entries:
+        if entry.name in folders and entry.is_dir():
+            yield from entry.iterdir()
 
 
 def _is_run(path: Path) -> bool:
@@ -296,10 +375,6 @@ def _is_run(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "recipe" in config and isinstance(config.get("data"), dict)
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _json(value: Any, indent: int | None = 2) -> str:

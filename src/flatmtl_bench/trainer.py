@@ -34,7 +34,7 @@ from flatmtl_bench.ranks import (
 )
 from flatmtl_bench.recipes.config import Config, Split
 from flatmtl_bench.record import Record
-from flatmtl_bench.runs import RunError, RunFolder, finite
+from flatmtl_bench.runs import RunError, RunFolder, digest, finite
 
 Targets = Mapping[str, Tensor]
 Watch = Callable[[int, int, Row | None], None]
@@ -142,7 +142,7 @@ class Trainer:
         """Whether there is no further epoch, or no better score for as long as early stopping waits for one."""
         patience, rows = self.config.early_stop.patience, self.position.rows
         waited = 0 if patience is None else epochs_without_improvement(rows, self.config.protocol)
-        return len(rows) == self.config.epochs or (patience is not None and waited >= patience)
+        return len(rows) >= self.config.epochs or (patience is not None and waited >= patience)
 
     def means(self) -> Row:
         """Return the means over the steps of the epoch under way."""
@@ -278,7 +278,7 @@ class Trainer:
         average_buffers(self.fabric, self.model)
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         best = outcome(here.rows, self.config.protocol)["epochs"][-1] if here.rows else None
-        state = {"data": self.data["test"].fingerprint, **parts}
+        state = {"data": self.data["test"].fingerprint, **self._identity(), **parts}
         record.save(state, here.epochs, here.steps, best)
 
     def _restore(self, record: Record) -> None:
@@ -293,8 +293,9 @@ class Trainer:
     def _take_over(self, path: str, state: Mapping[str, Any]) -> None:
         """Put every part into the state that a checkpoint says."""
         parts = self._parts()
-        if set(state) != {"data", *parts}:
+        if set(state) != {"data", *self._identity(), *parts}:
             raise RunError(f"{path} is no checkpoint of this version of flatmtl. Use --overwrite to start again.")
+        self._check_identity(path, state)
         self._check_data(path, state["data"])
         try:
             for name, part in parts.items():
@@ -304,6 +305,21 @@ class Trainer:
                 f"{path} does not fit this run ({type(error).__name__}: {error}). Remove it to go on from the "
                 "checkpoint before it, or use --overwrite to start again."
             ) from error
+
+    def _identity(self) -> dict[str, str]:
+        """Return what ties a checkpoint to its run: the hash of the config, and the seed."""
+        return {"config": digest(self.config), "seed": str(self.config.seed)}
+
+    def _check_identity(self, path: str, state: Mapping[str, Any]) -> None:
+        """Raise if a checkpoint is that of another run."""
+        own = self._identity()
+        if different := [
+            f"{name} {state[name]!r:.80} instead of {own[name]!r}" for name in own if state[name] != own[name]
+        ]:
+            raise RunError(
+                f"{path} is a checkpoint of another run: {', '.join(different)}. Remove it to go on from the "
+                "checkpoint before it, or use --overwrite to start again."
+            )
 
     def check_data(self, folder: RunFolder) -> None:
         """Raise if the finished run in the folder was made with other test data.

@@ -48,7 +48,7 @@ class Moments:
     def open(self, path, mode="r", **options):
         """Open a file, which is on the disk by half in the middle of a write."""
         file = builtins.open(path, mode, **options)  # noqa: SIM115 (the caller closes it)
-        if "w" in mode:
+        if "r" not in mode:
             write = file.write
 
             def write_in_halves(content):

@@ -4,10 +4,12 @@ import hashlib
 import os
 import pickle
 import resource
+import shutil
 import signal
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
@@ -374,6 +376,50 @@ class TestHostile:
             train(stopped.path.parent, quiet_config())
 
 
+class TestOfAnotherRun:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"seed": 1}, "seed '1' instead of '0'"),
+            ({"rho": 0.125}, "config '[0-9a-f]{6}' instead of '[0-9a-f]{6}'"),
+        ],
+        ids=str,
+    )
+    def test_a_run_does_not_go_on_from_it(self, stopped, tmp_path, changes, message):
+        stopped.close()
+        other = train(tmp_path / "other", quiet_config(**changes))
+        shutil.rmtree(stopped.path / "checkpoints")
+        shutil.copytree(other.path / "checkpoints", stopped.path / "checkpoints")
+        before = (stopped.path / "metrics.jsonl").read_bytes()
+        with pytest.raises(RunError, match=f"is a checkpoint of another run: {message}"):
+            train(stopped.path.parent, quiet_config())
+        assert (stopped.path / "metrics.jsonl").read_bytes() == before
+
+    @pytest.mark.parametrize("name", ["config", "seed"])
+    def test_it_must_say_so_in_words(self, stopped, tmp_path, name):
+        stopped.close()
+        _, state = Checkpoints(stopped.path).newest()
+        torch.save({**state, name: torch.zeros(3)}, tmp_path / "made")
+        put(stopped, (tmp_path / "made").read_bytes())
+        with pytest.raises(RunError, match=f"is a checkpoint of another run: {name} tensor"):
+            train(stopped.path.parent, quiet_config())
+
+
+def test_a_folder_that_is_removed_and_made_again_belongs_to_the_second_run(tmp_path):
+    def begun_again(_trainer, done, _total, _row):
+        if done == STEPS + 1:
+            shutil.rmtree(next(tmp_path.iterdir()))
+            train(tmp_path, quiet_config())
+
+    with pytest.raises(WriteError, match="was removed or replaced while this process had it"):
+        train(tmp_path, quiet_config(), begun_again)
+    (folder,) = tmp_path.iterdir()
+    assert [line[:11] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [
+        f'{{"epoch": {epoch}' for epoch in (1, 2, 3)
+    ]
+    assert (folder / "summary.json").exists()
+
+
 @contextmanager
 def files_up_to(size):
     """Within it a file cannot grow above a size, as if the disk were full."""
@@ -405,6 +451,48 @@ class TestWritesThatFail:
         assert "Traceback" not in said
         assert {file.name: file.read_bytes() for file in (path / "checkpoints").iterdir()} == before
         assert_same(train(tmp_path / "runs", quiet_config()), whole)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("checkpoints/.epoch.part/", r"checkpoints/.epoch.part could not be removed: "),
+            (".metrics.jsonl.part/", ".metrics.jsonl.part could not be removed: "),
+            ("logs/csv", "logs could not be written: [Errno 20] Not a directory"),
+            ("logs", "logs could not be written: "),
+        ],
+    )
+    def test_what_is_in_the_way_is_a_message_and_exit_code_1(self, tmp_path, monkeypatch, capsys, whole, name, message):
+        monkeypatch.chdir(tmp_path)
+        path = tmp_path / "runs" / whole.path.name
+        shutil.copytree(whole.path, path)
+        (path / "summary.json").unlink()
+        if name.endswith("/"):
+            (path / name).mkdir()
+        else:
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text("in the way")
+        code = cli.main([*RUN, "csv", "--resume"])
+        said = " ".join(capsys.readouterr().err.split())
+        assert (code, message in said, "Traceback" in said) == (1, True, False), said
+        assert (path / name).exists()
+
+    def test_an_old_checkpoint_that_cannot_be_removed_stops_the_run(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        unlink = Path.unlink
+
+        def forbidden(path, *, missing_ok=False):
+            if path.name.startswith("epoch-"):
+                raise PermissionError(1, "Operation not permitted", str(path))
+            unlink(path, missing_ok=missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", forbidden)
+        assert cli.main([*RUN, "--epochs", "5"]) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert "could not be removed: [Errno 1] Operation not permitted" in said
+        assert "The same command with --resume goes on." in said
+        monkeypatch.undo()
+        monkeypatch.chdir(tmp_path)
+        assert cli.main([*RUN, "--epochs", "5", "--resume"]) == 0
 
     def test_a_folder_that_cannot_be_made_stops_the_run(self, tmp_path):
         trainer = Trainer(quiet_config())

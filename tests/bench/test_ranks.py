@@ -273,3 +273,10 @@ class TestRuns:
         fabric, command = (Path(sys.executable).with_name(name) for name in ("fabric", "flatmtl"))
         done = started(fabric, "run", "--devices", "2", command, "--", *RUN, cwd=tmp_path)
         assert_same_run(finished(done, tmp_path), alone)
+
+
+def test_the_environment_says_how_many_ranks_there_were(tmp_path):
+    done = torchrun(2, *RUN, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("runs/*/env.json")
+    assert json.loads(path.read_text())["ranks"] == 2

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from flatmtl_bench import recipes
 from flatmtl_bench.config_file import read_config
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.recipes.config import Data, Method, Optimizer
-from flatmtl_bench.runs import FILES, RunFolder, digest, run_name, write_whole
+from flatmtl_bench.runs import FILES, RunError, RunFolder, WriteError, digest, run_name, write_whole
 
 CONFIG = recipes.build("multimnist_f_cagrad")
 
@@ -107,12 +108,124 @@ class TestExistingFolder:
         with pytest.raises(ValueError, match="another config: epochs, rho differ"):
             RunFolder(tmp_path, CONFIG, resume=True)
 
+    def test_nor_is_another_seed_under_this_name(self, tmp_path):
+        other = with_epochs(tmp_path, 1, replace(CONFIG, seed=1))
+        other.rename(tmp_path / run_name(CONFIG))
+        with pytest.raises(ValueError, match="another config: seed differ"):
+            RunFolder(tmp_path, CONFIG, resume=True)
+
     def test_two_at_a_time_are_refused(self, tmp_path):
         with RunFolder(tmp_path, CONFIG):
             for options in ({}, {"resume": True}, {"overwrite": True}):
                 with pytest.raises(BlockingIOError, match="in use by another process"):
                     RunFolder(tmp_path, CONFIG, **options)
         RunFolder(tmp_path, CONFIG, resume=True).close()
+
+
+class TestLockedFolder:
+    """Somebody removes the folder of a run that is being written, and starts the run again."""
+
+    @pytest.mark.parametrize("again", [True, False], ids=["made again", "gone"])
+    def test_nothing_is_written_once_it_is_another_one(self, tmp_path, again):
+        with RunFolder(tmp_path, CONFIG) as first:
+            shutil.rmtree(first.path)
+            if again:
+                with_epochs(tmp_path, 2)
+            before = files(first.path) if again else None
+            with pytest.raises(WriteError, match="was removed or replaced while this process had it"):
+                first.append({"epoch": 7})
+        assert (files(first.path) if first.path.exists() else None) == before
+
+    def test_one_replaced_while_it_is_being_locked_is_not_entered(self, tmp_path, monkeypatch):
+        path = with_epochs(tmp_path, 1)
+
+        def replaced(*_):
+            shutil.rmtree(path)
+            path.mkdir()
+
+        monkeypatch.setattr("fcntl.flock", replaced)
+        with pytest.raises(WriteError, match="was removed or replaced"):
+            RunFolder(tmp_path, CONFIG, overwrite=True)
+        assert list(path.iterdir()) == []
+
+
+LINKED = [
+    *FILES,
+    "error.txt",
+    ".lock",
+    ".metrics.jsonl.part",
+    ".error.txt.part",
+    "checkpoints",
+    "snapshots",
+    "logs",
+    "checkpoints/epoch-0009-step-0000-0123456789abcdef.pt",
+    "checkpoints/.epoch-0009-step-0000-0123456789abcdef.pt.part",
+    "snapshots/epoch-0009-0123456789abcdef.pt",
+    "logs/csv",
+]
+
+
+def everything(path):
+    return {str(entry.relative_to(path)): entry.is_file() and entry.read_bytes() for entry in path.rglob("*")}
+
+
+class TestHostileFiles:
+    """A run folder that anybody may have packed."""
+
+    @pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}, {}], ids=str)
+    @pytest.mark.parametrize("to", ["file", "folder", "nothing"])
+    @pytest.mark.parametrize("name", LINKED)
+    def test_a_link_that_leads_out_of_the_run_is_refused(self, tmp_path, name, to, options):
+        run = with_epochs(tmp_path / "runs", 1)
+        mine = tmp_path / "mine"
+        (mine / "folder" / "csv").mkdir(parents=True)
+        (mine / "file").write_text("precious")
+        (mine / "folder" / "csv" / "epoch-0001-step-0000-0123456789abcdef.pt").write_text("precious")
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(mine / to)
+        before = everything(mine)
+        message = rf"{re.escape(str(run / name))} is a symbolic link to .*{to}; .* Remove it, or choose another --out"
+        with pytest.raises(RunError, match=message):
+            RunFolder(tmp_path / "runs", CONFIG, **options)
+        assert everything(mine) == before
+
+    @pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}, {}], ids=str)
+    @pytest.mark.parametrize("name", LINKED)
+    def test_a_pipe_is_refused_and_not_waited_for(self, tmp_path, name, options):
+        run = with_epochs(tmp_path, 1)
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+        with pytest.raises(RunError, match=rf"{re.escape(str(run / name))} is neither a file nor a folder"):
+            RunFolder(tmp_path, CONFIG, **options)
+
+    def test_links_that_are_nothing_of_a_run_stay(self, tmp_path):
+        run = with_epochs(tmp_path, 1)
+        (run / "data").symlink_to(tmp_path / "elsewhere")
+        (run / "logs" / "wandb").mkdir(parents=True)
+        (run / "logs" / "wandb" / "latest-run").symlink_to("run-1")
+        with RunFolder(tmp_path, CONFIG, overwrite=True) as folder:
+            assert (folder.path / "data").is_symlink()
+
+    @pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
+    def test_a_draft_that_is_a_link_is_replaced_and_not_followed(self, tmp_path, link):
+        precious = tmp_path / "precious.txt"
+        precious.write_text("precious")
+        link(precious, tmp_path / ".summary.json.part")
+        write_whole(tmp_path / "summary.json", "new")
+        assert (precious.read_text(), (tmp_path / "summary.json").read_text()) == ("precious", "new")
+        assert not (tmp_path / "summary.json").is_symlink()
+
+    @pytest.mark.parametrize("content", ["[]", "7", "null", '"text"', "{", "[" * 100_000, b"\xff\xfe"], ids=str)
+    def test_a_result_that_is_no_object_is_named(self, tmp_path, content):
+        run = with_epochs(tmp_path, 1)
+        (run / "summary.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+        with (
+            RunFolder(tmp_path, CONFIG, resume=True) as folder,
+            pytest.raises(RunError, match=r"summary\.json is broken \(.*Use --overwrite to start again"),
+        ):
+            folder.summary()
 
 
 class TestContent:

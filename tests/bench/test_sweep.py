@@ -270,6 +270,19 @@ class TestGrid:
                 "--batch_size is given for all runs",
             ),
             (["multimnist_mgda", "--grid", "out=a,b"], "Give --out once, for all runs"),
+            (["multimnist_mgda", "--grid", "help=1"], "not help; see `flatmtl run --help`"),
+            (["multimnist_mgda", "--grid", "h=1"], "not h; see `flatmtl run --help`"),
+            (["multimnist_mgda", "--grid", "tyro-print-completion=bash"], "not tyro_print_completion"),
+            (["multimnist_f_mgda", "--grid", "rho=0.1'"], "--grid rho: cannot read the value 0.1' (No closing"),
+            (
+                ["multimnist_cagrad", "--grid", "method.options.c='a,b'"],
+                "--grid method.options.c: cannot read the value 'a (No closing quotation)",
+            ),
+            (["multimnist_f_mgda", "--grid", "rho=0.1 --seed 9"], "--grid rho: --seed is a flag, not a value"),
+            (
+                ["multimnist_cagrad", "--grid", "method.options.c=0.2", "--method.options", "c", "0.5"],
+                "--method.options is given for all runs and varied by --grid",
+            ),
             (["multimnist_mgda", "--grid", "root=a,b"], "they differ in root only"),
             (["multimnist_mgda", "--seeds", "0"], "--seeds must be a whole number from 1, got 0"),
             (

@@ -110,6 +110,14 @@ def test_metrics_without_a_checkpoint_are_made_again(tmp_path):
     assert train(tmp_path, small_config(), resume=True).rows() == rows
 
 
+def test_more_epochs_than_there_shall_be_are_the_end(tmp_path):
+    trainer = Trainer(small_config())
+    ended = train(tmp_path, small_config())
+    trainer.position.load_state_dict(checkpoint(ended)["position"])
+    trainer.position.rows.append({**trainer.position.rows[-1], "epoch": 3})
+    assert trainer._is_over()
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_path):
     config = small_config()
     trainer = Trainer(config)

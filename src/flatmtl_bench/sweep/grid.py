@@ -19,7 +19,8 @@ def axes(grid: Iterable[str]) -> dict[str, list[str]]:
     """Return the values of each name, from texts such as ``rho=0.05,0.1``; commas within brackets do not divide.
 
     Raises:
-        ValueError: a text has no name or an empty value, or a name comes twice.
+        ValueError: a text has no name or an empty value, a name comes twice or is that of no flag with values, or a
+            value cannot be read.
 
     Example:
         >>> axes(["rho=0.05,0.1", "method.options.weights=[1,2],[3,4]"])
@@ -31,11 +32,28 @@ def axes(grid: Iterable[str]) -> dict[str, list[str]]:
         name, values = name.lstrip("-").replace("-", "_"), re.split(r",(?![^\[]*\])", rest)
         if not name or not all(values):
             raise ValueError(f"--grid {text!r} is no name with values; expected for example --grid rho=0.05,0.1.")
+        if re.fullmatch(r"h|help|tyro_.*", name):
+            raise ValueError(f"--grid varies what decides the numbers, not {name}; see `flatmtl run --help`.")
+        for value in values:
+            _check_value(name, value)
         if name in found:
             at_once = ",".join(found[name] + values)
             raise ValueError(f"--grid has {name} twice. Give all its values at once: {name}={at_once}.")
         found[name] = values
     return found
+
+
+def _check_value(name: str, value: str) -> None:
+    """Raise a `ValueError` if a value has quotes that do not match, or words that would be other flags."""
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise ValueError(
+            f"--grid {name}: cannot read the value {value} ({error}). Quotes must match, and what is between two "
+            "commas is one value, in quotes too; only within brackets commas do not divide."
+        ) from error
+    if not name.startswith(OPTIONS) and (flags := [word for word in words if re.match(r"--|-[A-Za-z]", word)]):
+        raise ValueError(f"--grid {name}: {flags[0]} is a flag, not a value. Give it outside of --grid, for all runs.")
 
 
 def combinations(
@@ -54,7 +72,8 @@ def combinations(
         SystemExit: a flag is unknown or its value cannot be read, which tyro has said.
     """
     given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in flags if word.startswith("--")}
-    if both := sorted(given & set(grid)):
+    varied = {OPTIONS.rstrip(".") if name.startswith(OPTIONS) else name for name in grid}
+    if both := sorted(given & varied):
         raise ValueError(f"--{both[0]} is given for all runs and varied by --grid. Leave one of them out.")
     if common := sorted(set(grid) & {field.name for field in fields(Run)}):
         raise ValueError(
