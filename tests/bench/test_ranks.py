@@ -156,7 +156,7 @@ def test_ranks_agree(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize("guilty", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_an_error_that_nobody_expects_on_one_rank_ends_all(tmp_path, guilty):
     body = f"""
 if rank == {guilty}:
@@ -258,9 +258,11 @@ def assert_same_run(folder, other):
 class TestRuns:
     """The last batch of an epoch is too small for a share each, where there are three ranks."""
 
-    @pytest.mark.parametrize("count", [2, 3])
+    @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
     def test_under_torchrun_they_end_with_the_numbers_of_one_process(self, tmp_path, alone, count):
         assert_same_run(finished(torchrun(count, *RUN, cwd=tmp_path), tmp_path), alone)
+        (path,) = tmp_path.glob("runs/*/env.json")
+        assert json.loads(path.read_text())["ranks"] == count
 
     def test_started_by_the_command_itself_stopped_and_resumed_too(self, tmp_path, alone):
         words = (*RUN, "--devices", "2")
@@ -269,14 +271,8 @@ class TestRuns:
         assert said.count("It is saved.") == 1
         assert_same_run(finished(launched(*words, "--resume", cwd=tmp_path), tmp_path), alone)
 
+    @pytest.mark.slow
     def test_under_fabric_run(self, tmp_path, alone):
         fabric, command = (Path(sys.executable).with_name(name) for name in ("fabric", "flatmtl"))
         done = started(fabric, "run", "--devices", "2", command, "--", *RUN, cwd=tmp_path)
         assert_same_run(finished(done, tmp_path), alone)
-
-
-def test_the_environment_says_how_many_ranks_there_were(tmp_path):
-    done = torchrun(2, *RUN, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.glob("runs/*/env.json")
-    assert json.loads(path.read_text())["ranks"] == 2
