@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import Parameter
 from flatmtl._options import warn
 from flatmtl.closures import Closure, listed
 from flatmtl.graph import check_told_apart, walk
-from flatmtl.ranks import check_supported, unwrapped
+from flatmtl.ranks import check_supported, fingerprint, unwrapped, wrappers
 from flatmtl.shards import drop_copies, layout_of, sharded_by_copy
 from flatmtl.world import World, uncompiled
 
@@ -84,9 +85,10 @@ class TaskParameters:
         """The devices that hold a parameter, frozen ones included, each once."""
         return list(dict.fromkeys(p.device for p in self._names))
 
-    def signature(self) -> object:
-        """Return what the parameters of ranks that train together must have in common."""
-        return self.tasks, [(self._names[p], tuple(p.shape), p.dtype) for p in self.everything]
+    @cached_property
+    def fingerprint(self) -> float:
+        """A number that the parameters of ranks which train together must have in common."""
+        return fingerprint(self.tasks, [(self._names[p], tuple(p.shape), p.dtype) for p in self.everything])
 
     def check_trainable(self) -> None:
         """Raise if what is trained is no longer what was split.
@@ -291,7 +293,7 @@ def _reached(model: nn.Module, closures: Sequence[Closure], tasks: Sequence[str]
     drop_copies(model)
     world = World(model, {p.device for p in model.parameters()})
     try:
-        with uncompiled(), unwrapped(model):
+        with uncompiled(), unwrapped(wrappers(model)):
             for closure in closures:
                 graphs = {task: walk(task, loss) for task, loss in world.run(closure, tasks).items()}
                 check_told_apart(graphs)

@@ -17,8 +17,9 @@ from flatmtl.perturbations import SAM, Part, ascend, kept
 from flatmtl.ranks import Ranks
 from flatmtl.replay import Replay
 from flatmtl.shards import memory_of
-from flatmtl.sums import Agreement, Sums
+from flatmtl.sums import Agreement, Sum
 from flatmtl.task import Learned, Take, Task
+from flatmtl.transfer import Transfer
 from flatmtl.world import RandomStreams, World
 
 
@@ -62,8 +63,8 @@ class Passes:
         self._between: RandomStreams | None = None
         self._kept: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
         self._agreement = Agreement(ranks, parameters, closures, (learned.kind, scaler is not None), self._compared())
-        self._sums = Sums(ranks, parameters, rows)
-        self._flying: tuple[Task, Take] | None = None
+        self._sums: dict[Task, Sum] = {}
+        self._flying: tuple[Task, Take, Sum] | None = None
 
     def clean(self, *, keep_own: bool = False) -> None:
         """Fill the rows with the loss gradients of the tasks that are present on any rank, averaged over the ranks.
@@ -75,10 +76,8 @@ class Passes:
         for number, closure in enumerate(self._closures):
             self._clean_pass(number, closure, tasks, keep_own=keep_own)
         self.tasks = sorted(tasks.values(), key=lambda task: task.position)
-        if self.tasks and self.ranks.send_gradients:
-            self._sums.finish(self.tasks)
-            for task in self.tasks:
-                self._check_reached(task.name, task.reached)
+        if self._sums:
+            self._take_sums()
         self.rows.keep([task.position for task in self.tasks])
         for row, task in zip(self.rows.matrix, self.tasks, strict=False):
             factor = self._factor(task)
@@ -257,7 +256,22 @@ class Passes:
         task.count = self._agreement.count_of(name)
         if keep_own:
             self._keep_own(task)
-        self._sums.send(task, task.reached, task.loss, task.head, self.rows.matrix[task.position])
+        self._sums[task] = self._sum_over_ranks(
+            task, self.rows.matrix[task.position], task.loss, task.reached, task.head
+        )
+
+    def _sum_over_ranks(self, task: Task, row: Tensor, loss: Tensor, reached: set[int], head: Gradient) -> Sum:
+        """Begin to sum what this rank has of a task."""
+        shared, owners = len(self.parameters.shared), self.parameters.heads[task.name]
+        return Sum(self.ranks, row, loss, reached, shared, owners, head)
+
+    def _take_sums(self) -> None:
+        """Put the sums over the ranks, when they are there, into the records of the tasks."""
+        sums = [self._sums.pop(task).wait() for task in self.tasks]
+        for task, one, numbers in zip(self.tasks, sums, Transfer([one.numbers for one in sums]).wait(), strict=True):
+            task.loss = one.numbers[0]
+            task.reached, task.head = one.found(numbers)
+            self._check_reached(task.name, task.reached)
 
     def _keep_own(self, task: Task) -> None:
         """Keep this rank's own gradients of a task, means over its closures, before they become sums over the ranks."""
@@ -388,22 +402,20 @@ class Passes:
         """Send what this rank has of a task's perturbed pass, when what was sent before has been taken."""
         self._land()
         if found is None:
-            absent = self._absent_gradients(task)
-            found = torch.zeros_like(task.loss, device=self.rows.matrix.device), *absent
+            nothing: Gradient = [None for _ in (*self.parameters.shared, *self.parameters.heads[task.name])]
+            shared = len(self.parameters.shared)
+            zero = torch.zeros_like(task.loss, device=self.rows.matrix.device)
+            found = zero, nothing[:shared], nothing[shared:]
         loss, part, head = found
         self.rows.write_into(self.rows.flight, part)
-        self._sums.send(task, set(), loss, head, self.rows.flight)
-        self._flying = task, take
-
-    def _absent_gradients(self, task: Task) -> tuple[Gradient, Gradient]:
-        return [None] * len(self.parameters.shared), [None] * len(self.parameters.heads[task.name])
+        self._flying = task, take, self._sum_over_ranks(task, self.rows.flight, loss, reached_by(part), head)
 
     def _land(self) -> None:
         """Wait for the sums that are on their way, if any are, and let them be taken."""
         if self._flying is not None:
-            task, take = self._flying
+            task, take, sent = self._flying
             self._flying = None
-            loss, head = self._sums.receive(task)
+            loss, head = sent.wait().numbers[0], sent.gradients([g is not None for g in task.head])
             take(task, *self._mean(task, loss, list(self.rows.unflatten(self.rows.flight)), head))
 
     def _mean(self, task: Task, loss: Tensor, part: Gradient, head: Gradient) -> tuple[Tensor, Gradient, Gradient]:

@@ -6,7 +6,7 @@ is put aside within a step, and the rows are summed over the ranks here.
 
 import zlib
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property
 from typing import Any, Protocol, cast
 
@@ -55,7 +55,7 @@ class Ranks:
         check_supported(model)
         if group is not None:
             return cls(group, model)
-        groups: list[Any] = [cast(Any, wrapper).process_group for wrapper in wrappers(model)]
+        groups: list[Any] = [wrapper.process_group for wrapper in wrappers(model)]
         if len({tuple(distributed.get_process_group_ranks(found)) for found in groups}) > 1:
             raise ValueError(
                 "the model holds several DistributedDataParallel of different process groups; expected one group, over "
@@ -129,17 +129,20 @@ class Ranks:
             distributed.broadcast(tensor, group=self.group, group_src=0)
         return tensor
 
-    @contextmanager
-    def unwrapped(self) -> Generator[None]:
+    @cached_property
+    def wrappers(self) -> list[Any]:
+        """The wrappers in the model."""
+        return wrappers(self.model)
+
+    def unwrapped(self) -> AbstractContextManager[None]:
         """Let wrapped modules run without their wrappers; see :func:`unwrapped`."""
-        with unwrapped(self.model):
-            yield
+        return unwrapped(self.wrappers)
 
     def share_buffers(self) -> None:
         """Give all ranks the buffers of the first, where the wrapper would do so before each forward pass."""
         if self.alone:
             return
-        for wrapper in cast("list[Any]", wrappers(self.model)):
+        for wrapper in self.wrappers:
             if wrapper.broadcast_buffers:
                 self._share([b for b in wrapper.module.buffers() if b.numel()])
 
@@ -179,19 +182,19 @@ def fingerprint(*parts: object) -> float:
     return float(zlib.crc32(repr(parts).encode()))
 
 
-def wrappers(model: nn.Module | None) -> list[DistributedDataParallel]:
+def wrappers(model: nn.Module | None) -> list[Any]:
     """Return the wrappers in a model, which may itself be compiled or wrapped once more."""
     return [] if model is None else [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
 
 
 @contextmanager
-def unwrapped(model: nn.Module | None) -> Generator[None]:
+def unwrapped(wrappers: Sequence[Any]) -> Generator[None]:
     """Within it each wrapped module runs in the place of its ``DistributedDataParallel``.
 
     The wrapper would prepare its reducer for a backward pass that never comes, and send buffers in each forward pass,
     of which the ranks may run different numbers.
     """
-    found = [wrapper for wrapper in cast("list[Any]", wrappers(model)) if "forward" not in vars(wrapper)]
+    found = [wrapper for wrapper in wrappers if "forward" not in vars(wrapper)]
     for wrapper in found:
         wrapper.forward = _forward_of(wrapper)
     try:

@@ -2,18 +2,16 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from flatmtl._linalg import floats
 from flatmtl.closures import Closure
-from flatmtl.gradients import Gradient, Rows
+from flatmtl.gradients import Gradient
 from flatmtl.parameters import TaskParameters
-from flatmtl.ranks import Disagreement, Ranks, Work, fingerprint
-from flatmtl.task import Task
-from flatmtl.transfer import Transfer
+from flatmtl.ranks import Disagreement, Ranks, fingerprint
 
 _COUNTS = 5
 """Where in what a rank tells the counts of its tasks begin, after the number of its closures."""
@@ -48,7 +46,7 @@ class Agreement:
         self._last = len(closures) - 1
         self._own = dict.fromkeys(self._tasks, 0)
         self._counts: dict[str, int] = {}
-        self._kind = 0.0 if ranks.alone else fingerprint(parameters.signature())
+        self._kind = parameters.fingerprint
         self._how = 0.0 if ranks.alone else fingerprint(options)
         self._weights = weights
 
@@ -123,60 +121,56 @@ class Agreement:
             )
 
 
-@dataclass
-class _Sent:
-    """Sums of one task on their way: of the row, the head and a few numbers."""
+class Sum:
+    """The sum over the ranks of what each found for some tasks, on its way while the next is computed.
 
-    works: list[Work]
-    numbers: Tensor
-    head: Tensor
+    Every rank sends as many in the same order; one that has nothing sends zeros.
 
+    Args:
+        ranks: who sum.
+        row: gradient on the shared parameters; overwritten by its sum.
+        loss: a float64 scalar.
+        reached: numbers of the shared parameters that are reached here.
+        shared: number of the shared parameters.
+        owners: parameters of heads.
+        gradients: theirs.
 
-class Sums:
-    """Sums over the ranks, each task's on its way while the next one is computed.
-
-    Every rank sends the same tasks in the same order; one that lacks a task sends zeros.
+    Attributes:
+        numbers: the loss, then for each shared parameter and each owner on how many ranks it is reached; with
+            :attr:`gradients` and the row it is a sum when :meth:`wait` has returned.
     """
 
-    def __init__(self, ranks: Ranks, parameters: TaskParameters, rows: Rows) -> None:
-        self._ranks = ranks
-        self._parameters = parameters
-        self._rows = rows
-        self._sent: dict[Task, _Sent] = {}
+    def __init__(
+        self,
+        ranks: Ranks,
+        row: Tensor,
+        loss: Tensor,
+        reached: set[int],
+        shared: int,
+        owners: Sequence[Parameter],
+        gradients: Gradient,
+    ) -> None:
+        known = [*(j in reached for j in range(shared)), *(g is not None for g in gradients)]
+        self._owners = owners
+        self.numbers = torch.cat([loss.reshape(1), torch.tensor(known, dtype=torch.float64, device=loss.device)])
+        pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(owners, gradients, strict=True)]
+        self._flat = torch.cat([row[:0], *(piece.detach().reshape(-1).to(row) for piece in pieces)])
+        self._works = [ranks.start(tensor) for tensor in (row, self.numbers, self._flat) if tensor.numel()]
 
-    def send(self, task: Task, reached: set[int], loss: Tensor, head: Gradient, row: Tensor) -> None:
-        """Begin to sum a loss, the gradient of a head, and a row, which is overwritten."""
-        own = self._parameters.heads[task.name]
-        masks = [float(j in reached) for j in range(len(self._parameters.shared))]
-        masks += [float(g is not None) for g in head]
-        numbers = torch.cat([loss.reshape(1), torch.tensor(masks, dtype=torch.float64, device=loss.device)])
-        flat = [torch.zeros_like(p) if g is None else g for p, g in zip(own, head, strict=True)]
-        gradients = torch.cat([row[:0], *(g.detach().reshape(-1).to(row) for g in flat)])
-        works = [self._ranks.start(tensor) for tensor in (row, numbers, gradients) if tensor.numel()]
-        self._sent[task] = _Sent(works, numbers, gradients)
-
-    def receive(self, task: Task) -> tuple[Tensor, Gradient]:
-        """Return the sums of a task's losses and of its head's gradients, when that of the row is there too."""
-        sent = self._sent.pop(task)
-        for work in sent.works:
+    def wait(self) -> "Sum":
+        """Wait until all is there."""
+        for work in self._works:
             work.wait()
-        return sent.numbers[0], self._unflatten(task, sent.head, [g is not None for g in task.head])
+        return self
 
-    def finish(self, tasks: Sequence[Task]) -> None:
-        """Put the sums of the clean pass into the records of the tasks, and what their losses reach on any rank."""
-        sent = [self._sent.pop(task) for task in tasks]
-        for work in (work for one in sent for work in one.works):
-            work.wait()
-        count = len(self._parameters.shared)
-        for task, one, numbers in zip(tasks, sent, Transfer([one.numbers for one in sent]).wait(), strict=True):
-            reached = [number > 0.0 for number in floats(numbers[1:])]
-            task.loss = one.numbers[0]
-            task.reached = {j for j, yes in enumerate(reached[:count]) if yes}
-            task.head = self._unflatten(task, one.head, reached[count:])
+    def gradients(self, reached: Sequence[bool]) -> Gradient:
+        """Return the gradients of the owners that are reached."""
+        parts = torch.split(self._flat, [p.numel() for p in self._owners])
+        triples = zip(self._owners, parts, reached, strict=True)
+        return [part.view(p.shape).to(p.device) if yes else None for p, part, yes in triples]
 
-    def _unflatten(self, task: Task, flat: Tensor, reached: Sequence[bool]) -> Gradient:
-        own = self._parameters.heads[task.name]
-        parts = torch.split(flat, [p.numel() for p in own])
-        return [
-            part.view(p.shape).to(p.device) if yes else None for p, part, yes in zip(own, parts, reached, strict=True)
-        ]
+    def found(self, numbers: Tensor) -> tuple[set[int], Gradient]:
+        """Return which shared parameters any rank reached, and the gradients of the owners; from :attr:`numbers`."""
+        yes = [number > 0.0 for number in floats(numbers[1:])]
+        shared = len(yes) - len(self._owners)
+        return {j for j in range(shared) if yes[j]}, self.gradients(yes[shared:])

@@ -14,6 +14,7 @@ from flatmtl.gradients import Gradient, add_to_grad, gradient, reached_by, scale
 from flatmtl.passes import Passes
 from flatmtl.perturbations import SAM, Part
 from flatmtl.step import Skipped, Step, context_of
+from flatmtl.sums import Sum
 from flatmtl.task import Task
 from flatmtl.transfer import Transfer
 
@@ -165,21 +166,14 @@ class SummedPasses(Passes):
 
     def _summed(self, reached: set[int], heads: Sequence[Gradient]) -> tuple[set[int], list[Gradient]]:
         """Sum row 0 and the heads over the ranks; return what is reached on any of them, and the heads' gradients."""
-        row = self.rows.matrix[0]
-        work = self.ranks.start(row)
-        found = [g for head in heads for g in head]
         owners = [p for task in self.tasks for p in self.parameters.heads[task.name]]
-        flat = [torch.zeros_like(p) if g is None else g for p, g in zip(owners, found, strict=True)]
-        gradients = self.ranks.sum(torch.cat([row[:0], *(g.detach().reshape(-1).to(row) for g in flat)]))
-        masks = [float(j in reached) for j in range(len(self.parameters.shared))]
-        masks += [float(g is not None) for g in found]
-        yes = [count > 0.0 for count in floats(self.ranks.sum(torch.tensor(masks, device=row.device)))]
-        work.wait()
+        found = [g for head in heads for g in head]
+        zero = torch.zeros((), dtype=torch.float64, device=self.rows.matrix.device)  # the losses were sent before
         shared = len(self.parameters.shared)
-        parts = torch.split(gradients, [p.numel() for p in owners])
-        triples = zip(owners, parts, yes[shared:], strict=True)
-        flat_heads = iter([part.view(p.shape).to(p.device) if known else None for p, part, known in triples])
-        return {j for j in range(shared) if yes[j]}, [[next(flat_heads) for _ in head] for head in heads]
+        sent = Sum(self.ranks, self.rows.matrix[0], zero, reached, shared, owners, found).wait()
+        reached, flat = sent.found(sent.numbers)
+        gradients = iter(flat)
+        return reached, [[next(gradients) for _ in head] for head in heads]
 
 
 @dataclass

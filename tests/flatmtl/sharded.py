@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from tests.flatmtl.team import TASKS, Batch, Net, closure_of
+from tests.flatmtl.team import TASKS, Batch, Net, by_products, closure_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -108,14 +108,8 @@ def train(group: Any, rank: int, plan: Plan, sharding: Sharding | None = None) -
         "weights": {i: whole(p) for p, i in everything.items()},
         "buffers": [b.clone() for b in model.buffers()],
         "own": [whole(p.grad) for p in mtl.parameters()],
-        "losses": result.losses,
-        "perturbed_losses": result.perturbed_losses,
-        "gramian_loss": result.gramian_loss,
-        "gramian_flat": result.gramian_flat,
-        "weights_loss": result.weights_loss,
-        "intra": result.intra,
-        "dropped": result.dropped,
         "seen": seen,
+        **by_products(result),
     }
 
 

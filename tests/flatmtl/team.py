@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
-from flatmtl import FlatMTL, TaskParameters
+from flatmtl import FlatMTL, StepResult, TaskParameters
 
 TASKS = ("left", "right", "third")
 MOST = 3
@@ -167,16 +167,24 @@ def train(group: Any, rank: int, plan: Plan) -> dict[str, Any]:
         "gradients": {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
         "own": [None if p.grad is None else p.grad.clone() for p in mtl.parameters()],
         "state": {name: value.clone() for name, value in model.state_dict().items()},
-        "losses": result.losses,
-        "perturbed_losses": result.perturbed_losses,
-        "gramian_loss": result.gramian_loss,
-        "gramian_flat": result.gramian_flat,
-        "weights_loss": result.weights_loss,
-        "intra": result.intra,
         "weights": weights,
-        "skipped": result.skipped,
-        "dropped": result.dropped,
+        **by_products(result),
     }
+
+
+def by_products(result: StepResult) -> dict[str, Any]:
+    """Return what a step found out beside its gradients."""
+    names = (
+        "losses",
+        "perturbed_losses",
+        "gramian_loss",
+        "gramian_flat",
+        "weights_loss",
+        "intra",
+        "skipped",
+        "dropped",
+    )
+    return {name: getattr(result, name) for name in names}
 
 
 def mean_of(results: Sequence[dict[str, Any]]) -> dict[str, Tensor]:

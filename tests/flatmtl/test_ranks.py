@@ -76,6 +76,12 @@ def parameters_of(net, model):
     return TaskParameters(net.trunk.parameters(), {t: net.heads[t].parameters() for t in TASKS}, model)
 
 
+def assert_disagree(ranks, words):
+    for found in ranks:
+        assert found.kind == "Disagreement"
+        assert words in found.message
+
+
 HALVES = [[Batch(0, 12)], [Batch(12, 24)]]
 THIRDS = [[Batch(0, 8)], [Batch(8, 16)], [Batch(16, 24)]]
 
@@ -208,9 +214,8 @@ class TestSyncedNorms:
         ids=["other tasks", "no labels"],
     )
     def test_other_tasks_are_refused_on_every_rank(self, team, name, batches):
-        for found in team.run(2, train, Plan(partial(make, name, "sam"), batches, norm=SyncedNorm)):
-            assert found.kind == "Disagreement"
-            assert "SyncBatchNorm" in found.message
+        plan = Plan(partial(make, name, "sam"), batches, norm=SyncedNorm)
+        assert_disagree(team.run(2, train, plan), "SyncBatchNorm")
 
 
 class TestPerturbationsOfEachRank:
@@ -288,9 +293,7 @@ class TestTrouble:
         assert "failed on rank 1" in first.message
 
     def test_ranks_that_split_otherwise(self, team):
-        for found in team.run(2, split_otherwise, make):
-            assert found.kind == "Disagreement"
-            assert "do not have the same tasks" in found.message
+        assert_disagree(team.run(2, split_otherwise, make), "do not have the same tasks")
 
     @pytest.mark.parametrize("name", ["cagrad", "ls", "uw", "famo"])
     @pytest.mark.parametrize("perturbation", ["plain", "sam"])
@@ -312,19 +315,13 @@ class TestTrouble:
         ids=["combine", "radius", "plain and flat", "on_nonfinite", "aggregator"],
     )
     def test_ranks_that_do_not_do_the_same(self, team, options, aggregators):
-        for found in team.run(2, differ, options, aggregators):
-            assert found.kind == "Disagreement"
-            assert "do not do the same" in found.message
+        assert_disagree(team.run(2, differ, options, aggregators), "do not do the same")
 
     def test_ranks_that_begin_with_other_weights(self, team):
-        for found in team.run(2, begin_apart, make):
-            assert found.kind == "Disagreement"
-            assert "begin with other weights" in found.message
+        assert_disagree(team.run(2, begin_apart, make), "begin with other weights")
 
     def test_ranks_that_froze_other_layers(self, team):
-        for found in team.run(2, freeze_another, make):
-            assert found.kind == "Disagreement"
-            assert "do not have the same tasks" in found.message
+        assert_disagree(team.run(2, freeze_another, make), "do not have the same tasks")
 
     def test_a_group_without_this_process(self, team):
         _, _, found = team.run(3, outside, make)
