@@ -31,7 +31,7 @@ from torch import Tensor
 
 from flatmtl.aggregators import AGGREGATORS
 from flatmtl_bench.environment import environment
-from flatmtl_bench.runs import write_whole
+from flatmtl_bench.files import write_whole
 
 C, ALPHA = 0.4, 2.0
 PACKAGES = ("torchjd", "scipy", "cvxpy", "clarabel", "ecos", "qpsolvers", "quadprog")

@@ -14,10 +14,11 @@ from typing import Any
 import tyro
 
 from flatmtl_bench.demo import demo_config, open_runs, train_side_by_side
+from flatmtl_bench.files import write_whole
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.reports.comparison import conflict, sharpness
 from flatmtl_bench.reports.reading import Run, read
-from flatmtl_bench.runs import run_name, write_whole
+from flatmtl_bench.runs import run_name
 
 SCALED = ("nash_mtl", "fairgrad")
 BESIDE = ("mgda", "cagrad")

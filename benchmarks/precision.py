@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from flatmtl import SAM, FlatMTL, StepResult, TaskParameters
 from flatmtl_bench import data, models
 from flatmtl_bench.environment import environment
+from flatmtl_bench.files import write_whole
 from flatmtl_bench.models import MultiHead
-from flatmtl_bench.runs import write_whole
 
 PRECISIONS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TOO_SLOW = {("resnet18", "float16")}

@@ -36,8 +36,8 @@ from flatmtl import ASAM, SAM, FlatMTL, TaskParameters
 from flatmtl.aggregators import MGDA
 from flatmtl_bench.choices import one_of
 from flatmtl_bench.environment import environment
+from flatmtl_bench.files import write_whole
 from flatmtl_bench.models import MultiHead, build
-from flatmtl_bench.runs import write_whole
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 MEMORY_GOAL = {"shared_parameters": 2.0, "tolerance": 1.05}

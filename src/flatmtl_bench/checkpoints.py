@@ -15,17 +15,8 @@ from typing import Any
 
 import torch
 
-from flatmtl_bench.runs import (
-    CHECKPOINTS,
-    DAMAGED,
-    SNAPSHOTS,
-    RunError,
-    WriteError,
-    make_folder,
-    remove,
-    remove_drafts,
-    write_whole,
-)
+from flatmtl_bench.files import WriteError, make_folder, remove, remove_drafts, write_whole
+from flatmtl_bench.runs import CHECKPOINTS, DAMAGED, SNAPSHOTS, RunError
 
 NAME = re.compile(r"epoch-\d+-step-\d+-[0-9a-f]+\.pt")
 KEPT = 2

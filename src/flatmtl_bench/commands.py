@@ -195,7 +195,7 @@ GO_ON = "The same command with --resume goes on."
 @contextmanager
 def _failed_writes(folder: "RunFolder") -> Iterator[None]:
     """Within it a file that cannot be written ends the run with a message: what was written before is whole."""
-    from flatmtl_bench.runs import WriteError  # noqa: PLC0415
+    from flatmtl_bench.files import WriteError  # noqa: PLC0415
 
     try:
         yield

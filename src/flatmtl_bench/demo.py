@@ -15,13 +15,14 @@ from rich.console import Console
 
 from flatmtl_bench import recipes
 from flatmtl_bench.cli import Stop, answer, say
+from flatmtl_bench.files import write_whole
 from flatmtl_bench.progress import epoch_line, state, training_bars
 from flatmtl_bench.protocols import Row
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.reports import page, terminal
 from flatmtl_bench.reports.comparison import Comparison
 from flatmtl_bench.reports.reading import read
-from flatmtl_bench.runs import RunFolder, run_name, write_whole
+from flatmtl_bench.runs import RunFolder, run_name
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue

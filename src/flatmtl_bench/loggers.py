@@ -18,7 +18,8 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 
-from flatmtl_bench.runs import LOGS, WriteError
+from flatmtl_bench.files import WriteError
+from flatmtl_bench.runs import LOGS
 
 
 def _tensorboard(path: Path) -> Logger:

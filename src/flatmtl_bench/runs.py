@@ -22,12 +22,12 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from flatmtl_bench.config_file import check_name, config_values, read_config
+from flatmtl_bench.files import WriteError, remove, remove_drafts, temporary, write_whole
 from flatmtl_bench.recipes import Config
 
 METRICS, TIMES = "metrics.jsonl", "times.jsonl"
@@ -43,10 +43,6 @@ ELSEWHERE = ("seed", "root", "device", "devices", "num_nodes", "strategy", "logg
 
 class RunError(ValueError):
     """A file of a run is broken, missing, or of something else."""
-
-
-class WriteError(OSError):
-    """A file of a run could not be written or removed: the disk is full, or it is not allowed."""
 
 
 def digest(config: Config) -> str:
@@ -108,7 +104,7 @@ class RunFolder:
             return
         if not self.path.is_dir():
             raise FileExistsError(f"{self.path} is a file; expected a folder for the run. Choose another --out.")
-        others = {entry.name for entry in self.path.iterdir()} - {LOCK, *map(_temporary, FILES)}
+        others = {entry.name for entry in self.path.iterdir()} - {LOCK, *map(temporary, FILES)}
         if others and not _is_run(self.path):
             raise FileExistsError(
                 f"{self.path} holds {sorted(others)[0]} but no config.json of a run, so it is left alone. "
@@ -165,7 +161,7 @@ class RunFolder:
                 folder.rmdir()
         for name in reversed(FILES):
             remove(self.path / name)
-            remove(self.path / _temporary(name))
+            remove(self.path / temporary(name))
 
     def _check_config(self) -> None:
         try:
@@ -265,79 +261,6 @@ class RunFolder:
         self.close()
 
 
-def write_whole(path: Path, content: str | bytes | memoryview) -> None:
-    """Replace ``path`` in one go: a reader or a crash sees the old or the new content, never a part.
-
-    Raises:
-        WriteError: naming ``path``; it is as it was.
-    """
-    draft = path.with_name(_temporary(path.name))
-    remove(draft)
-    try:
-        with open(draft, "xb", opener=_no_link) as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        _sync(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
-        raise WriteError(f"{path} could not be written: {error}.") from error
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, if it is there.
-
-    Raises:
-        WriteError: naming ``path``.
-    """
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise WriteError(f"{path} could not be removed: {error}.") from error
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder in one that is there, unless it is there, too.
-
-    Raises:
-        WriteError: naming ``path``.
-    """
-    try:
-        path.mkdir(exist_ok=True)
-        _sync(path.parent)
-    except OSError as error:
-        raise WriteError(f"{path} could not be made: {error}.") from error
-
-
-def _sync(folder: Path) -> None:
-    """Make sure that the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def remove_drafts(folder: Path) -> None:
-    """Remove what processes that were killed have left half-written in a folder, if it is there.
-
-    Raises:
-        WriteError: naming what cannot be removed.
-    """
-    for draft in folder.glob(_temporary("*")):
-        remove(draft)
-
-
-def _temporary(name: str) -> str:
-    return f".{name}.part"
-
-
 def _refuse_links(run: Path) -> None:
     """Raise if a run in a folder would read, write or remove something elsewhere, or wait for ever for what it reads.
 
@@ -360,7 +283,7 @@ def _written(run: Path) -> Iterator[Path]:
     What a logger keeps within its own folder is left out: W&B makes links there, and removing them follows none.
     """
     folders = (CHECKPOINTS, SNAPSHOTS, LOGS)
-    names = {*FILES, ERROR, LOCK, *folders, *map(_temporary, (*FILES, ERROR))}
+    names = {*FILES, ERROR, LOCK, *folders, *map(temporary, (*FILES, ERROR))}
     entries = list(run.iterdir()) if run.is_dir() else []
     yield from (entry for entry in entries if entry.name in names)
     for entry in entries:

@@ -11,7 +11,7 @@ import torch
 from tests.bench.small import small_config
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from flatmtl_bench import cli, commands, progress, runs
+from flatmtl_bench import cli, commands, files, progress
 from flatmtl_bench.trainer import Trainer
 
 torch.set_num_threads(1)
@@ -71,7 +71,7 @@ def run(words, folder, fatal=None):
     moment = Moments(os.open("moments", os.O_WRONLY | os.O_CREAT | os.O_APPEND), fatal)
     for name in ("fsync", "replace", "unlink"):
         moment.around(os, name)
-    runs.open = moment.open
+    files.open = moment.open
     register_optimizer_step_pre_hook(lambda *_: moment("before a step"))
     register_optimizer_step_post_hook(lambda *_: moment("after a step"))
     raise SystemExit(cli.main(words))

@@ -20,8 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from flatmtl_bench import cli, models
 from flatmtl_bench.checkpoints import Checkpoints
 from flatmtl_bench.data.batches import Batches
+from flatmtl_bench.files import WriteError
 from flatmtl_bench.position import Position
-from flatmtl_bench.runs import RunError, RunFolder, WriteError
+from flatmtl_bench.runs import RunError, RunFolder
 from flatmtl_bench.signals import FirstSignal
 from flatmtl_bench.trainer import Stopped, Trainer
 

@@ -8,9 +8,10 @@ import pytest
 
 from flatmtl_bench import recipes
 from flatmtl_bench.config_file import read_config
+from flatmtl_bench.files import WriteError, write_whole
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.recipes.config import Data, Method, Optimizer
-from flatmtl_bench.runs import FILES, RunError, RunFolder, WriteError, digest, run_name, write_whole
+from flatmtl_bench.runs import FILES, RunError, RunFolder, digest, run_name
 
 CONFIG = recipes.build("multimnist_f_cagrad")
 
