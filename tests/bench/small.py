@@ -34,15 +34,22 @@ def flatmtl(*words, cwd, **environment):
 
 
 def stop_flatmtl(*words, cwd, at, by):
-    """Run the command, send it a signal once a line with ``at`` appears; return its exit code and what it said."""
+    """Run the command, send it a signal once a line with ``at`` appears; return its exit code and what it said then."""
     streams = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     with subprocess.Popen([*COMMAND, *words], cwd=cwd, env=ENVIRONMENT, **streams) as process:
-        for line in process.stderr:
-            if at in line:
-                process.send_signal(by)
-                break
+        before = list(until(at, process.stderr))
+        process.send_signal(by)
         said = process.stderr.read()  # ends when all processes have ended that it started
+    assert at in before[-1], f"it ended without a word of {at!r}:\n{''.join(before)}"
     return process.returncode, said
+
+
+def until(text, lines):
+    """Yield lines to the first with a text."""
+    for line in lines:
+        yield line
+        if text in line:
+            return
 
 
 def without_times(rows):

@@ -19,7 +19,7 @@ from flatmtl_bench.trainer import Trainer
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 DOUBLE = ("--device", "cpu", "--precision", "64-true")
-RUN = ("run", "multimnist_f_cagrad", *FLAGS, *DOUBLE, "--data.train-pairs", "97")
+RUN = ("run", "multimnist_f_cagrad", *FLAGS, *DOUBLE, "--data.train-pairs", "97", "--epochs", "6")
 TIMEOUT = 300
 """Seconds after which processes that wait for each other have failed."""
 
@@ -224,7 +224,7 @@ class TestMistakes:
 
 def run_config():
     """Return the config that the words of `RUN` say, in which the last batch of an epoch has one item."""
-    config = small_config(precision="64-true")
+    config = small_config(precision="64-true", epochs=6)
     return replace(config, data=replace(config.data, train_pairs=97))
 
 
