@@ -224,10 +224,11 @@ def flat_scale_block() -> str:
     """Return what the docs say of the two scales of the flat part."""
     result = read("flat_scale.json")
     config, seeds = result["config"], len(result["rows"][0]["runs"])
+    pairs = config["data"]["train_pairs"]  # `train_samples` by now
     return "\n\n".join(
         [
             f"Average test accuracy of both digits in per cent, {config['epochs']} epochs of "
-            f"{config['data']['train_pairs']:,} pairs with a LeNet on `{config['source']}`, ASAM, {seeds} seeds, equal "
+            f"{pairs:,} pairs with a LeNet on `{config['source']}`, ASAM, {seeds} seeds, equal "
             "ones for all (mean ± standard deviation over seeds; the last three columns mean over seeds; made by "
             "`python benchmarks/flat_scale.py`):",
             flat_scale_table(result),

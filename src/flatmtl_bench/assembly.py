@@ -4,30 +4,58 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch import nn
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from flatmtl import ASAM, SAM, FlatMTL, aggregators
+from flatmtl import ASAM, SAM, FlatMTL, TaskParameters, aggregators, split_parameters
 from flatmtl.aggregators import AGGREGATORS
-from flatmtl_bench import data
+from flatmtl_bench import data, models
+from flatmtl_bench.analysis.sharpness import Closure
+from flatmtl_bench.data.base import TaskDataset
+from flatmtl_bench.metrics import Objective
 from flatmtl_bench.recipes.config import Config, Split
 
 
-def dataset(config: Config, split: Split) -> Any:
+def dataset(config: Config, split: Split) -> TaskDataset:
     """Return one split of the data."""
     options = config.data.options(split)
     return data.build(config.data.name, split, seed=config.seed, root=config.root, source=config.source, **options)
 
 
-def trained_tasks(config: Config, classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return the number of classes of each task that is trained.
+def trained(config: Config, objectives: Mapping[str, Objective]) -> dict[str, Objective]:
+    """Return the tasks that are trained, of those of the data.
 
     Raises:
         ValueError: if the task that is to be trained alone is none of the data's.
     """
-    if config.task is not None and config.task not in classes:
-        raise ValueError(f"{config.data.name} has no task {config.task!r}. Its tasks: {', '.join(classes)}.")
-    return {task: len(names) for task, names in classes.items() if config.task in (None, task)}
+    if config.task is not None and config.task not in objectives:
+        raise ValueError(f"{config.data.name} has no task {config.task!r}. Its tasks: {', '.join(objectives)}.")
+    return {task: objective for task, objective in objectives.items() if config.task in (None, task)}
+
+
+def model(config: Config, objectives: Mapping[str, Objective], in_channels: int) -> nn.Module:
+    """Return the network, with a head for each task."""
+    heads = {task: objective.outputs for task, objective in objectives.items()}
+    return models.build(config.model, heads, in_channels=in_channels, width=config.width)
+
+
+def parameters(config: Config, model: Any, closure: Closure, tasks: Sequence[str]) -> TaskParameters:
+    """Return which parameters are shared and which are a task's own.
+
+    Raises:
+        ValueError: if all outside the heads are to be shared, but the model does not tell its heads.
+    """
+    if config.shared == "reached":
+        return split_parameters(model, closure, tasks)
+    if not isinstance(getattr(model, "heads", None), nn.ModuleDict):
+        raise ValueError(
+            f"--shared all needs a model with an nn.ModuleDict `heads`, but {config.model} has none. "
+            "Use --shared reached."
+        )
+    heads = {task: list(model.heads[task].parameters()) for task in tasks}
+    own = {parameter for head in heads.values() for parameter in head}
+    return TaskParameters([p for p in model.parameters() if p not in own], heads, model)
 
 
 def optimizer(config: Config, parameters: Iterable[Parameter], weighting: Iterable[Parameter]) -> Optimizer:

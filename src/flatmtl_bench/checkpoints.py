@@ -72,6 +72,19 @@ class Checkpoints:
             )
         return whole, state
 
+    def of_epoch(self, epoch: int) -> dict[str, Any]:
+        """Return the state after an epoch.
+
+        Raises:
+            RunError: there is no such checkpoint, or it is damaged.
+        """
+        found = [path for path in self._files() if _position(path) == (epoch, 0)]
+        if not found:
+            raise RunError(f"{self.path} has no checkpoint of epoch {epoch}. Train the run again with --overwrite.")
+        if not _is_whole(found[0]):
+            raise RunError(f"{found[0]} is damaged: its content is not what its name says. Train the run again.")
+        return _load(found[0])
+
     def _files(self) -> list[Path]:
         """Return the checkpoints, the oldest first."""
         found = self.path.iterdir() if self.path.is_dir() else ()

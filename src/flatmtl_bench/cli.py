@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from flatmtl_bench.choices import did_you_mean
+from flatmtl_bench.output import Stop, answer, say
 
 COMMANDS = {
     "demo": "Train CAGrad and its flat form on real digits, and compare them (4 minutes on 2 cores).",
     "list": "List the recipes.",
     "run": "Train a recipe and keep the run in a folder.",
     "sweep": "Train recipes with every combination of a grid and every seed.",
+    "report": "Print what runs came to, with Delta m, in a table for each data set.",
     "data show": "Write a sheet of pictures of a data set.",
+    "data check": "Say what a folder of data holds, and all that is wrong with it.",
+    "data where": "Say how to obtain the data sets that others made, and on which terms.",
 }
 BENCH = {
     "jinja2",
@@ -32,24 +36,6 @@ BENCH = {
     "torchvision",
     "tyro",
 }
-
-
-def answer(text: object) -> None:
-    """Write a result to standard output."""
-    sys.stdout.write(f"{text}\n")
-
-
-def say(text: object) -> None:
-    """Write a message to standard error."""
-    sys.stderr.write(f"{text}\n")
-
-
-class Stop(Exception):
-    """Ends the command with a message for the user and no traceback."""
-
-    def __init__(self, message: object, code: int = 2) -> None:
-        super().__init__(str(message))
-        self.code = code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,10 +13,10 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from flatmtl_bench import recipes
 from flatmtl_bench.choices import whole_number
-from flatmtl_bench.cli import Stop, answer, say
+from flatmtl_bench.output import Stop, answer, say
 from flatmtl_bench.protocols import Row
-from flatmtl_bench.recipes import RECIPES, Config
-from flatmtl_bench.recipes.config import Placement, Source, Split
+from flatmtl_bench.recipes import FAMILIES, METHODS, RECIPES, Config
+from flatmtl_bench.recipes.config import Data, Source, Split
 from flatmtl_bench.signals import FirstSignal
 
 if TYPE_CHECKING:
@@ -50,21 +50,37 @@ def parse(command: Any, words: list[str], name: str, default: Any = None, **opti
 
 @dataclass(frozen=True)
 class List:
-    """List the recipes."""
+    """List the recipes: all families of them, or those whose name contains a text."""
 
     part: Positional[str] = ""
-    """Only those whose name contains this."""
+    """A text, e.g. cagrad. The whole name of a recipe shows its grid too: what its source leaves open."""
 
 
 def list_recipes(words: list[str]) -> int:
-    """Print the names of the recipes and what they are."""
+    """Print what recipes there are and what they are."""
     part = parse(List, words, "list").part
-    found = {name: recipe.__doc__ for name, recipe in RECIPES.items() if part in name}
-    if not found:
-        raise Stop(f"no recipe contains {part!r}; `flatmtl list` shows all {len(RECIPES)}.")
-    for name, text in found.items():
-        answer(f"{name:<36} {text}")
+    for line in _listed(part) if part else _families():
+        answer(line)
     return 0
+
+
+def _families() -> Iterator[str]:
+    for family in FAMILIES:
+        for dataset, title in family.datasets.items():
+            yield f"{family.names(dataset):<44} {title} ({family.origin}), {len(family.methods)} methods"
+    yield f"METHOD: {', '.join(METHODS)}"
+    yield f"f_: the flat form. `flatmtl list PART` shows those of the {len(RECIPES)} recipes whose name contains PART."
+
+
+def _listed(part: str) -> Iterator[str]:
+    found = {name: recipe.text for name, recipe in RECIPES.items() if part in name}
+    if not found:
+        raise Stop(f"no recipe contains {part!r}; `flatmtl list` shows how all {len(RECIPES)} are named.")
+    for name, text in found.items():
+        yield f"{name:<36} {text}"
+    if part in RECIPES:
+        for name, values in RECIPES[part].grid.items():
+            yield f"  open: {name}={','.join(values)}"
 
 
 @dataclass(frozen=True)
@@ -211,26 +227,21 @@ def _kept(folder: "RunFolder") -> str:
 class Show:
     """Write a sheet of pictures of a data set, each with its labels."""
 
-    name: Positional[str] = "multimnist"
-    """Data set: multimnist, multifashion or multifashionmnist."""
+    name: Positional[str | None] = None
+    """Data set; None: that of --data.name."""
     split: Split = "train"
     """Which part of it."""
     source: Source = "auto"
-    """Where the pictures come from; auto: the full data if present, else mnist5k, 5,000 embedded digits."""
+    """Where the data come from; auto: the full data if present, else data of the same kind that need no files."""
     root: str | None = None
     """Folder of the data; None: data."""
     seed: int = 0
     """Seed of the train pairs, and of which items are shown."""
-    placement: Placement = "corner"
-    """Where the two pictures lie: in the corners, or moved by up to 4 pixels in each direction."""
-    same_label: bool = True
-    """Both pictures may carry one label (the default); --no-same-label: they never do."""
-    download: bool = False
-    """Fetch what is not there, for --source full."""
+    data: Data = field(default_factory=Data)
     rows: int = 8
     """Rows of the sheet."""
-    columns: int = 8
-    """Columns of the sheet."""
+    columns: int | None = None
+    """Columns of the sheet; None: as many as make eight pictures and maps side by side."""
     out: str = "sheet.png"
     """The file to write."""
     overwrite: bool = False
@@ -243,19 +254,51 @@ def show_data(words: list[str]) -> int:
         command: Show = parse(Show, words, "data show")
         from flatmtl_bench import data  # noqa: PLC0415  (seconds, which help does not need)
 
-        dataset = data.build(
-            command.name,
-            command.split,
-            seed=command.seed,
-            root=command.root,
-            source=command.source,
-            placement=command.placement,
-            same_label=command.same_label,
-            download=command.download,
-        )
+        options = {"source": command.source, **command.data.options(command.split)}
+        name = command.name or command.data.name
+        dataset = data.build(name, command.split, seed=command.seed, root=command.root, **options)
         say(str(dataset))
         size = (command.rows, command.columns)
         answer(data.contact_sheet(dataset, command.out, *size, seed=command.seed, overwrite=command.overwrite))
+    return 0
+
+
+@dataclass(frozen=True)
+class Check:
+    """Say what a folder of data holds, and all that is wrong with it (then the exit code is 1); nothing is changed."""
+
+    path: Positional[str]
+    """Folder of the data, as for --root; or a file, where the data are one."""
+    dataset: str
+    """Which data set it should be: nyuv2, cityscapes, celeba, multimnist, multifashion or multifashionmnist."""
+
+
+def check_data(words: list[str]) -> int:
+    """Print what a folder holds, and each finding in a line."""
+    with users_mistakes():
+        command: Check = parse(Check, words, "data check")
+        from flatmtl_bench.data.check import check  # noqa: PLC0415  (seconds, which help does not need)
+
+        report = check(command.path, command.dataset)
+    answer(report)
+    return 1 if report.findings else 0
+
+
+@dataclass(frozen=True)
+class Where:
+    """Say how to obtain the data sets that others made: links, terms, sizes, layout. Nothing is fetched."""
+
+    name: Positional[str] = ""
+    """Data set; none: all of them."""
+
+
+def where_data(words: list[str]) -> int:
+    """Print what there is to know before fetching a data set."""
+    with users_mistakes():
+        name = parse(Where, words, "data where").name
+        from flatmtl_bench.data.where import where  # noqa: PLC0415  (seconds, which help does not need)
+
+        answer(where(name))
     return 0
 
 
@@ -285,10 +328,21 @@ def sweep(words: list[str]) -> int:
     return run_sweep(command, runs)
 
 
+def report(words: list[str]) -> int:
+    """Print what runs came to."""
+    from flatmtl_bench.reports.command import Report, print_report  # noqa: PLC0415
+
+    with users_mistakes(OSError):
+        return print_report(parse(Report, words, "report"))
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": demo,
     "list": list_recipes,
     "run": run,
     "sweep": sweep,
+    "report": report,
     "data show": show_data,
+    "data check": check_data,
+    "data where": where_data,
 }

@@ -68,7 +68,7 @@ def _is_of(kind: Any, value: Any) -> bool:
     """Whether a value from JSON is of a kind: a plain type, a choice, a union, a list or a dictionary."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return isinstance(value, str) and value in arguments
+        return any(value == argument and type(value) is type(argument) for argument in arguments)
     if origin in (Union, UnionType):
         return any(_is_of(argument, value) for argument in arguments)
     if origin is list:

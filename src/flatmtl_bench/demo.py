@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from flatmtl_bench import recipes
-from flatmtl_bench.cli import Stop, answer, say
 from flatmtl_bench.files import write_whole
+from flatmtl_bench.output import Stop, answer, say
 from flatmtl_bench.progress import epoch_line, state, training_bars
 from flatmtl_bench.protocols import Row
 from flatmtl_bench.recipes import Config
@@ -76,7 +76,7 @@ def demo_config(name: str, seed: int, *, epochs: int, rho: float, pairs: int) ->
         source="mnist5k",
         rho=rho if config.rho else 0.0,
         device="cpu",
-        data=replace(config.data, train_pairs=pairs),
+        data=replace(config.data, train_samples=pairs),
     )
 
 

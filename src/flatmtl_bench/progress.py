@@ -70,8 +70,15 @@ def state(row: Row) -> str:
 
 
 def accuracies(row: Row, splits: Sequence[str] = ("validation", "test")) -> str:
-    """Return the accuracies of one epoch."""
-    return "  ".join(f"{split} {row[name]:.1%}" for split in splits if (name := f"{split}/accuracy") in row)
+    """Return the accuracies of one epoch, or where tasks of other kinds have none, its scores."""
+    return "  ".join(text for split in splits if (text := _quality(row, split)))
+
+
+def _quality(row: Row, split: str) -> str:
+    if (accuracy := row.get(f"{split}/accuracy")) is not None:
+        return f"{split} {accuracy:.1%}"
+    score = row.get(f"{split}/score")
+    return "" if score is None else f"{split} score {score:.3f}"
 
 
 def epoch_line(row: Row) -> str:

@@ -37,7 +37,7 @@ DAMAGED = ".damaged"
 """Ending of a checkpoint that was found damaged."""
 ERROR = "error.txt"
 LOCK = ".lock"
-ELSEWHERE = ("seed", "root", "device", "devices", "num_nodes", "strategy", "loggers")
+ELSEWHERE = ("seed", "root", "device", "devices", "num_nodes", "strategy", "workers", "loggers")
 """What in a config is no part of the hash in the name of a run."""
 
 
@@ -48,7 +48,8 @@ class RunError(ValueError):
 def digest(config: Config) -> str:
     """Return six hexadecimal digits of the hash of what decides a run's numbers beside the seed.
 
-    Where the data lie, which and how many devices are used, and who is told the metrics does not count.
+    Where the data lie and how they are fetched, which and how many devices and processes are used, and who is told
+    the metrics does not count.
     """
     text = json.dumps(_identity(config.to_dict()), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:6]
@@ -65,7 +66,7 @@ def run_name(config: Config) -> str:
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    data = {name: value for name, value in config["data"].items() if name != "download"}
+    data = {name: value for name, value in config["data"].items() if name not in ("download", "unchecked")}
     return {**{name: value for name, value in config.items() if name not in ELSEWHERE}, "data": data}
 
 

@@ -12,12 +12,12 @@ from lightning.fabric import seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
-from flatmtl import StepResult, split_parameters
-from flatmtl_bench import assembly, models, schedules
+from flatmtl import StepResult
+from flatmtl_bench import assembly, schedules
 from flatmtl_bench.analysis.sharpness import Closure, sharpness
 from flatmtl_bench.data.batches import Batches
 from flatmtl_bench.loggers import check_installed
-from flatmtl_bench.metrics import Classification
+from flatmtl_bench.metrics import Meter
 from flatmtl_bench.position import Position
 from flatmtl_bench.protocols import Row, epochs_without_improvement, outcome
 from flatmtl_bench.randomness import RandomStreams, derived_seed
@@ -69,11 +69,11 @@ class Trainer:
         seed_everything(config.seed, verbose=False)
         self._load_data(config)
         with together(self.fabric):
-            self.classes = assembly.trained_tasks(config, self.data["train"].classes)
-            self.tasks = tuple(self.classes)
+            self.objectives = assembly.trained(config, self.data["train"].objectives)
+            self.tasks = tuple(self.objectives)
             self.mtl = assembly.flat_mtl(self.config, len(self.tasks), process_group(self.fabric))
             self._make_model()
-            self.parameters = split_parameters(self.model, self._sample(2)[0], self.tasks)
+            self.parameters = assembly.parameters(self.config, self.model, self._sample(2)[0], self.tasks)
         take_from_rank_zero(self.fabric, self.model)
         self.position = Position()
         self._stopping = False
@@ -85,7 +85,7 @@ class Trainer:
         for turn in (True, False):  # the first process of each machine goes ahead: it may have to download
             with together(self.fabric):
                 if (self.fabric.local_rank == 0) == turn:
-                    self.data: dict[str, Any] = {split: assembly.dataset(config, split) for split in splits}
+                    self.data = {split: assembly.dataset(config, split) for split in splits}
         check_same(self.fabric, "data", {split: f"{data} {data.fingerprint}" for split, data in self.data.items()})
         self.config = replace(config, source=self.data["train"].source)
 
@@ -94,7 +94,7 @@ class Trainer:
         channels = self.data["train"][0][0].shape[0]
         self.precision = self.fabric.strategy.precision
         self.scaler = getattr(self.precision, "scaler", None)
-        model = models.build(self.config.model, self.classes, in_channels=channels)
+        model = assembly.model(self.config, self.objectives, channels)
         model = over_all_ranks(self.fabric, self.precision.convert_module(model))
         self.model: nn.Module = self.fabric.to_device(model)
         optimizer = assembly.optimizer(self.config, self.model.parameters(), self.mtl.parameters())
@@ -180,6 +180,7 @@ class Trainer:
         self.model.train()
         if here.steps == 0:
             self.mtl.start_epoch(epoch, self.config.epochs)
+        self.data["train"].start_epoch(epoch)
         for inputs, targets, share in self._batches("train", derived_seed(self.config.seed, epoch), here.steps):
             self._check_stop()
             started = perf_counter()
@@ -211,21 +212,22 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:
-        """Return loss and accuracy on one split, of each task and their means over the tasks."""
+        """Return what one split comes to: of each task its loss, metrics and score, and the means of what all have."""
         self.model.eval()
-        scores = {task: Classification(classes) for task, classes in self.classes.items()}
+        meters = {task: Meter(objective, self.config.averaging) for task, objective in self.objectives.items()}
         for inputs, targets, share in self._batches(split):
             self._check_stop()
             if share == 0.0:
                 continue
             with self.precision.forward_context():
-                outputs = self.model(self.precision.convert_input(inputs))
-            for task, score in scores.items():
-                score.update(outputs[task], targets[task])
-        values = {task: score.compute() for task, score in scores.items()}
-        names = list(next(iter(values.values())))
-        means = {name: sum(v[name] for v in values.values()) / len(values) for name in names}
-        return {**means, **{f"{name}/{task}": v[name] for task, v in values.items() for name in names}}
+                outputs = self._outputs(inputs, self.tasks)
+            for task, meter in meters.items():
+                meter.update(outputs[task], targets[task])
+        values = {task: meter.compute() for task, meter in meters.items()}
+        first = self.objectives[self.tasks[0]]
+        common = [n for n in ("loss", *first.better, "score") if all(n in v for v in values.values())]
+        means = {name: sum(v[name] for v in values.values()) / len(values) for name in common}
+        return {**means, **{f"{name}/{task}": value for task, v in values.items() for name, value in v.items()}}
 
     def _batches(self, split: str, seed: int | None = None, start: int = 0) -> Iterator[tuple[Tensor, Targets, float]]:
         """Yield this rank's slices of the batches of a split from one on, and what the mean over each counts for.
@@ -236,28 +238,45 @@ class Trainer:
         order = None if seed is None else generator.manual_seed(seed)
         data, mine = self.data[split], {"rank": self.fabric.global_rank, "ranks": self.fabric.world_size}
         batches = Batches(len(data), self.config.batch_size, generator=order, start=start, **mine)
-        loader = DataLoader(data, batch_sampler=batches, generator=generator)
+        loader = DataLoader(data, batch_sampler=batches, generator=generator, num_workers=self.config.workers)
         loader = self.fabric.setup_dataloaders(loader, use_distributed_sampler=False)
         for share, (inputs, targets) in zip(batches.shares(), loader, strict=True):
             yield inputs, targets, share
 
-    def _closure(self, inputs: Tensor, targets: Targets, share: float = 1.0) -> Closure:
-        """Return the closure of a batch: the mean loss, times what it counts for among those of other ranks."""
+    def _outputs(self, inputs: Tensor, tasks: Sequence[str]) -> Mapping[str, Tensor]:
+        """Return task -> output of the model."""
+        outputs = self.model(self.precision.convert_input(inputs), tasks)
+        if not isinstance(outputs, Mapping) or not {*tasks} <= {*outputs}:
+            found = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+            raise ValueError(
+                f"model {self.config.model} returned {found}; expected {{task: output}} for the tasks it was called "
+                f"with: {', '.join(tasks)}."
+            )
+        return outputs
 
-        def closure(tasks: Sequence[str]) -> dict[str, Tensor]:
+    def _closure(self, inputs: Tensor, targets: Targets, share: float = 1.0) -> Closure:
+        """Return the closure of a batch: the mean loss, times what it counts for among those of other ranks.
+
+        A task of which the batch has no valid label takes no part.
+        """
+
+        def closure(tasks: Sequence[str]) -> dict[str, Tensor | None]:
             with self.precision.forward_context():
-                outputs = self.model(self.precision.convert_input(inputs), tasks)
-                losses = {task: Classification.loss(outputs[task], targets[task]) for task in tasks}
-            return losses if share == 1.0 else {task: share * loss for task, loss in losses.items()}
+                outputs = self._outputs(inputs, tasks)
+                losses = {task: self.objectives[task].loss(outputs[task], targets[task]) for task in tasks}
+            if share == 1.0:
+                return losses
+            return {task: None if loss is None else share * loss for task, loss in losses.items()}
 
         return closure
 
     def _sample(self, size: int) -> list[Closure]:
         """Return closures on a fixed sample of the training data, evenly spaced, in parts of about one size."""
-        size = min(size, len(self.data["train"]))
-        indices = torch.linspace(0, len(self.data["train"]) - 1, size).long()
+        data = self.data["train"].clean
+        size = min(size, len(data))
+        indices = torch.linspace(0, len(data) - 1, size).long()
         parts = indices.tensor_split(math.ceil(size / self.config.batch_size))
-        batches = (default_collate([self.data["train"][i] for i in part.tolist()]) for part in parts)
+        batches = (default_collate([data[i] for i in part.tolist()]) for part in parts)
         return [self._closure(*self.fabric.to_device(batch)) for batch in batches]
 
     def _parts(self) -> dict[str, Any]:
@@ -350,6 +369,7 @@ class Trainer:
             "data": {split: str(dataset) for split, dataset in self.data.items()},
             "fingerprint": self.data["test"].fingerprint,
             "parameters": sum(p.numel() for p in self.model.parameters()),
+            "better": {f"{name}/{task}": b for task, o in self.objectives.items() for name, b in o.better.items()},
             **outcome(self.position.rows, self.config.protocol),
             "stopped_early": self.position.epochs < self.config.epochs,
             "sharpness": measured,

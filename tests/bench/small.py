@@ -13,10 +13,10 @@ from flatmtl_bench.runs import RunFolder
 TIMES = ("seconds", "step_seconds")
 COMMAND = [sys.executable, "-W", "error", "-m", "flatmtl_bench"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-SMALL = Data(train_pairs=96, validation_pairs=64, test_pairs=64)
+SMALL = Data(train_samples=96, validation_samples=64, test_samples=64)
 FLAGS = [
     *("--model", "lenet", "--source", "mnist5k", "--epochs", "2", "--batch-size", "32", "--sharpness.samples", "32"),
-    *("--data.train-pairs", "96", "--data.validation-pairs", "64", "--data.test-pairs", "64"),
+    *("--data.train-samples", "96", "--data.validation-samples", "64", "--data.test-samples", "64"),
 ]
 
 
@@ -68,6 +68,8 @@ def made_run(out, config, accuracies, *, conflict=0.5, sharpness=0.25, step_seco
             "test/accuracy": accuracy - 0.1,
             "test/accuracy/left": accuracy,
             "test/accuracy/right": accuracy - 0.2,
+            "test/loss/left": 1.0 / epoch,
+            "test/loss/right": 2.0 / epoch,
             "seconds": 60.0,
             "step_seconds": step_seconds,
         }
@@ -94,3 +96,31 @@ def made_run(out, config, accuracies, *, conflict=0.5, sharpness=0.25, step_seco
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def made_result(out, config, test, better, *, score=0.5, fingerprint="made"):
+    """Write a finished run of one epoch with these test metrics, and return its folder.
+
+    ``better`` is the direction of each metric of a result table; a score of None: nothing was held out for validation.
+    """
+    tasks = list(dict.fromkeys(name.partition("/")[2] for name in better))
+    losses = {f"loss/{task}": 1.0 for task in tasks}
+    results = {"test": {**losses, **test}, "validation": {} if score is None else {**losses, "score": score}}
+    with RunFolder(out, config) as folder:
+        folder.write_environment({"python": "3.11.0", "packages": {"torch": "2.14.1"}, "accelerator": None})
+        rows = {f"{split}/{name}": value for split, values in results.items() for name, value in values.items()}
+        folder.append({"epoch": 1, **{f"train/{name}": value for name, value in losses.items()}, **rows})
+        folder.finish(
+            {
+                "protocol": config.protocol,
+                "epochs": [1],
+                "fingerprint": fingerprint,
+                "better": better,
+                **results,
+                "sharpness": None,
+                "data": {"test": "made"},
+                "seconds": 60.0,
+                "step_seconds": 0.1,
+            }
+        )
+    return folder.path

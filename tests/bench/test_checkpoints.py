@@ -144,10 +144,10 @@ class TestStop:
     def test_dropout_goes_on_where_it_stood(self, tmp_path, monkeypatch):
         lenet = models.MODELS["lenet"]
 
-        def with_dropout(channels):
-            encoder = nn.Sequential(lenet(channels), nn.Dropout(0.5))
-            encoder.width = encoder[0].width
-            return encoder
+        def with_dropout(heads, channels):
+            model = lenet(heads, channels)
+            model.encoder.append(nn.Dropout(0.5))
+            return model
 
         monkeypatch.setitem(models.MODELS, "lenet", with_dropout)
         with pytest.raises(Stopped):

@@ -33,7 +33,7 @@ RUN = ("run", "multimnist_f_cagrad", *FLAGS)
         (["demo", "--seeds", "0"], "number of seeds must be at least 1, got 0"),
         (["demo", "--rho", "-1"], "rho must not be negative"),
         (["demo", "--rho", "nan"], "rho must be a finite number, got nan"),
-        (["demo", "--pairs", "0"], "data.train_pairs must be at least 1, got 0"),
+        (["demo", "--pairs", "0"], "data.train_samples must be at least 1, got 0"),
         (["run", "--out", "multimnist_mean", "multimnist_f_cagrad"], "name a recipe first"),
         (["run", "../escaped", "--out", "multimnist_mean"], "unknown recipe '../escaped'"),
         (["run", "multimnist_mgda", "--sharpness.rho", "0"], "sharpness is measured with --sharpness.rho above 0"),
@@ -130,9 +130,24 @@ def test_options_of_the_aggregator_replace_those_of_the_recipe(capsys, words, op
 
 
 def test_list_shows_every_recipe_on_standard_output(tmp_path):
-    done = flatmtl("list", cwd=tmp_path)
+    done = flatmtl("list", "_", cwd=tmp_path)
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(RECIPES)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_list_alone_shows_how_they_are_named(capsys):
+    assert cli.main(["list"]) == 0
+    names = set()
+    *families, methods, _ = capsys.readouterr().out.splitlines()
+    for pattern in [line.split()[0] for line in families]:
+        for method in methods.removeprefix("METHOD: ").split(", "):
+            names |= {pattern.replace("METHOD", method).replace("[f_]", form) for form in ("", "f_")}
+    assert names >= set(RECIPES)
+
+
+def test_list_shows_what_a_recipe_leaves_open(capsys):
+    assert cli.main(["list", "multimnist_f_cagrad"]) == 0
+    assert "  open: method.options.c=0.2,0.4,0.6,0.8" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(("words", "code"), [([], 2), (["--help"], 0)])
@@ -203,7 +218,7 @@ def test_a_run_is_refused_resumed_and_overwritten(tmp_path, monkeypatch, capsys)
     ids=["int", "kill"],
 )
 def test_an_interrupted_run_keeps_its_epochs(tmp_path, by, code, remedy):
-    words = [*RUN, "--epochs", "40", "--data.train-pairs", "512"]
+    words = [*RUN, "--epochs", "40", "--data.train-samples", "512"]
     ended, said = stop_flatmtl(*words, cwd=tmp_path, at="epoch   2", by=by)
     assert ended == code
     assert ("The same command with --resume goes on." in said) == remedy

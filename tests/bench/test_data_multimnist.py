@@ -62,7 +62,7 @@ def full(tmp_path_factory):
 
 
 def from_npz(root, name, split, **options):
-    return data.build(name, split, root=root, source="npz", **{"pairs": 300, **options})
+    return data.build(name, split, root=root, source="npz", **{"samples": 300, **options})
 
 
 def content(dataset):
@@ -100,7 +100,7 @@ class TestEverySet:
 
     @pytest.mark.parametrize("placement", ["corner", "jitter"])
     def test_each_pixel_is_the_maximum_of_the_two_source_pictures(self, npz, name, split, placement):
-        dataset = from_npz(npz, name, split, placement=placement, pairs=6)
+        dataset = from_npz(npz, name, split, placement=placement, samples=6)
         sources = [np.load(npz / f"{KINDS[name][task]}200.npz") for task in dataset.tasks]
         for number, (at, offsets) in enumerate(zip(dataset.indices, dataset.offsets, strict=True)):
             left, right = (source["images"][i] for source, i in zip(sources, at, strict=True))
@@ -123,12 +123,12 @@ class TestEverySet:
 
     def test_every_picture_of_a_split_occurs_equally_often_on_each_side(self, npz, name, split):
         pictures = {"train": 140, "validation": 20, "test": 40}[split]
-        dataset = from_npz(npz, name, split, pairs=4 * pictures)
+        dataset = from_npz(npz, name, split, samples=4 * pictures)
         for side in dataset.indices.T:
             assert np.unique(side, return_counts=True)[1].tolist() == [4] * pictures
 
     def test_a_loader_gives_the_items_one_by_one(self, npz, name, split):
-        dataset = from_npz(npz, name, split, pairs=10)
+        dataset = from_npz(npz, name, split, samples=10)
         batches = list(DataLoader(Subset(dataset, range(2, 10)), batch_size=5))
         assert [len(pictures) for pictures, _ in batches] == [5, 3]
         items = [dataset[index] for index in range(2, 10)]
@@ -142,7 +142,7 @@ class TestSplits:
     @pytest.mark.parametrize("name", NAMES)
     def test_no_source_picture_occurs_in_two_splits(self, request, name, source):
         root = request.getfixturevalue(source)
-        sets = [data.build(name, split, root=root, source=source, pairs=1000, seed=5) for split in SPLITS]
+        sets = [data.build(name, split, root=root, source=source, samples=1000, seed=5) for split in SPLITS]
         for left_or_right in (0, 1):
             used = [set(dataset.indices[:, left_or_right]) for dataset in sets]
             assert sum(map(len, used)) == len(set.union(*used))
@@ -189,7 +189,7 @@ class TestPairs:
     def test_left_is_the_digit_and_right_the_garment(self, tmp_path):
         for kind, grey in (("mnist", 100), ("fashion", 200)):
             np.savez(tmp_path / f"{kind}.npz", images=np.full((50, 28, 28), grey, np.uint8), labels=np.arange(50) % 10)
-        dataset = from_npz(tmp_path, "multifashionmnist", "train", pairs=1)
+        dataset = from_npz(tmp_path, "multifashionmnist", "train", samples=1)
         picture = dataset.pictures[0, 0]
         assert [picture[0, 0], picture[35, 35], picture[15, 15], picture[0, 35]] == [100, 200, 200, 0]
         assert dataset.classes["left"][3] == "3"
@@ -202,7 +202,7 @@ class TestPairs:
         assert not (targets["left"] == targets["right"]).any()
 
     def test_labels_coincide_in_a_tenth_of_the_pairs_if_they_may(self, npz):
-        targets = from_npz(npz, "multimnist", "train", pairs=5000).targets
+        targets = from_npz(npz, "multimnist", "train", samples=5000).targets
         assert 0.08 < (targets["left"] == targets["right"]).double().mean() < 0.12
 
     def test_only_one_kind_of_pictures_can_have_different_labels(self, npz):
@@ -219,7 +219,7 @@ class TestPairs:
         assert (offsets == [[0, 0], [8, 8]]).all()
 
     def test_jitter_reaches_every_place_within_its_bounds(self, npz):
-        offsets = from_npz(npz, "multimnist", "train", placement="jitter", pairs=2000).offsets
+        offsets = from_npz(npz, "multimnist", "train", placement="jitter", samples=2000).offsets
         for side, start in ((0, 0), (1, 4)):
             places = {tuple(place) for place in offsets[:, side].tolist()}
             assert places == {(row, column) for row in range(start, start + 5) for column in range(start, start + 5)}
@@ -259,8 +259,8 @@ class TestNames:
     @pytest.mark.parametrize(
         ("option", "message"),
         [
-            ({"pairs": 0}, "pairs must be a whole number from 1, got 0"),
-            ({"pairs": 2.5}, "pairs must be a whole number from 1, got 2.5"),
+            ({"samples": 0}, "samples must be a whole number from 1, got 0"),
+            ({"samples": 2.5}, "samples must be a whole number from 1, got 2.5"),
             ({"seed": -1}, "seed must be a whole number from 0 to 4294967295, got -1"),
             ({"validation_share": 1.0}, "validation_share must be at least 0 and below 1, got 1.0"),
             ({"validation_share": 0.8}, "no pictures for split 'train'"),
@@ -422,7 +422,7 @@ class TestBrokenFiles:
 class TestContactSheet:
     @pytest.fixture
     def dataset(self, npz):
-        return from_npz(npz, "multifashionmnist", "train", pairs=20)
+        return from_npz(npz, "multifashionmnist", "train", samples=20)
 
     def test_is_a_png_that_grows_with_rows_and_columns(self, dataset, tmp_path):
         small = imread(data.contact_sheet(dataset, tmp_path / "new" / "small.png", rows=2, columns=3))
@@ -432,7 +432,7 @@ class TestContactSheet:
         assert large.shape[0] > small.shape[0] > 200
 
     def test_shows_the_pictures_themselves_three_times_enlarged(self, npz, tmp_path):
-        dataset = from_npz(npz, "multimnist", "train", pairs=1)
+        dataset = from_npz(npz, "multimnist", "train", samples=1)
         sheet = imread(data.contact_sheet(dataset, tmp_path / "sheet.png"))
         shown = sheet[-18 - 108 : -18, 6 : 6 + 108, 0]
         enlarged = np.kron(dataset[0][0][0].numpy(), np.ones((3, 3)))

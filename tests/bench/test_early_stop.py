@@ -18,10 +18,10 @@ SCORES = [0.5, 0.75, 0.75, 0.6, 0.8, 0.7, 0.7, 0.7]
 
 @pytest.fixture(autouse=True)
 def scores(monkeypatch):
-    """Let the accuracy of each epoch be the one above, on validation and test."""
+    """Let the score of each epoch be the one above, on validation and test."""
 
     def evaluate(trainer, _split):
-        return {"accuracy": SCORES[trainer.position.epochs]}
+        return {"score": SCORES[trainer.position.epochs]}
 
     monkeypatch.setattr(Trainer, "evaluate", evaluate)
 
@@ -65,7 +65,7 @@ def test_a_run_that_was_interrupted_stops_at_the_same_epoch(tmp_path, stop_after
 
 
 def test_the_score_is_the_one_that_the_protocol_chooses_by(tmp_path):
-    rows = [{"epoch": e, "validation/accuracy": 1 / e, "test/accuracy": 1 - 1 / e} for e in range(1, 4)]
+    rows = [{"epoch": e, "validation/score": 1 / e, "test/score": 1 - 1 / e} for e in range(1, 4)]
     assert epochs_without_improvement(rows, "honest") == 2
     assert epochs_without_improvement(rows, "official") == 0
     assert epochs_without_improvement([], "honest") == 0

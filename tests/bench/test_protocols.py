@@ -14,28 +14,29 @@ def rows(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with open(path, "w") as file:
         for epoch, (v, t) in enumerate(zip(VALIDATION, TEST, strict=True), start=1):
-            row = {"epoch": epoch, "validation/accuracy": v, "test/accuracy": t, "test/loss/left": 10 * t}
+            row = {"epoch": epoch, "validation/score": v, "test/score": t, "test/loss/left": 10 * t}
             file.write(json.dumps(row) + "\n")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_honest_takes_the_first_epoch_that_is_best_on_validation(rows):
-    assert outcome(rows, "honest") == {"protocol": "honest", "epochs": [3], "test": {"accuracy": 0.4, "loss/left": 4.0}}
+    test = {"score": 0.4, "loss/left": 4.0}
+    assert outcome(rows, "honest") == {"protocol": "honest", "epochs": [3], "test": test, "validation": {"score": 0.9}}
 
 
 def test_paper_takes_the_mean_of_the_last_ten_epochs(rows):
     result = outcome(rows, "paper")
     assert result["epochs"] == list(range(3, 13))
-    assert result["test"]["accuracy"] == pytest.approx(sum(TEST[2:]) / 10)
+    assert result["test"]["score"] == pytest.approx(sum(TEST[2:]) / 10)
 
 
 def test_paper_takes_all_epochs_of_a_short_run(rows):
-    assert outcome(rows[:2], "paper")["test"]["accuracy"] == 0.25
+    assert outcome(rows[:2], "paper")["test"]["score"] == 0.25
 
 
 def test_official_takes_the_epoch_that_is_best_on_test(rows):
     result = outcome(rows, "official")
-    assert (result["epochs"], result["test"]["accuracy"]) == ([5], 0.95)
+    assert (result["epochs"], result["test"]["score"]) == ([5], 0.95)
 
 
 def test_a_metric_that_was_not_finite_has_no_mean(rows):

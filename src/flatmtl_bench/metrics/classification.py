@@ -1,36 +1,52 @@
 """Classification: mean cross-entropy to train by, accuracy to judge by."""
 
-import torch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torchmetrics import MeanMetric
+from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from flatmtl_bench.metrics.objective import Averaging, Better, Objective, full_precision
 
-class Classification:
-    """Mean cross-entropy and accuracy of one task over many batches.
+
+@dataclass(frozen=True)
+class Classification(Objective):
+    """One of several classes for each item.
+
+    Outputs are logits ``(B, C)``, targets int64 ``(B,)``. The loss is the mean cross-entropy, the metric the share of
+    items whose class has the largest logit.
+
+    Args:
+        classes: their names.
 
     Example:
-        >>> score = Classification(classes=2)
-        >>> score.update(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
-        >>> {name: round(value, 4) for name, value in score.compute().items()}
-        {'loss': 0.41, 'accuracy': 0.5}
+        >>> import torch
+        >>> task = Classification(("cat", "dog"))
+        >>> accuracy = task.metrics("pooled")
+        >>> accuracy.update(torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
+        >>> {name: float(value) for name, value in accuracy.compute().items()}
+        {'accuracy': 0.5}
     """
 
-    def __init__(self, classes: int) -> None:
-        self._loss = MeanMetric()
-        self._accuracy = MulticlassAccuracy(classes, average="micro", validate_args=False)
+    classes: tuple[str, ...]
+    better: ClassVar[Mapping[str, Better]] = {"accuracy": "higher"}
 
-    @staticmethod
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean over a batch, in float32 or better."""
-        return cross_entropy(output.to(torch.promote_types(output.dtype, torch.float32)), target)
+    @property
+    def outputs(self) -> int:
+        """One logit for each class."""
+        return len(self.classes)
 
-    def update(self, output: Tensor, target: Tensor) -> None:
-        """Take in one batch of outputs, on their device."""
-        self._loss.to(output.device).update(self.loss(output, target), weight=len(target))
-        self._accuracy.to(output.device).update(output, target)
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean cross-entropy."""
+        return cross_entropy(full_precision(output), target)
 
-    def compute(self) -> dict[str, float]:
-        """Return the means over all samples so far."""
-        return {"loss": float(self._loss.compute()), "accuracy": float(self._accuracy.compute())}
+    def metrics(self, averaging: Averaging) -> MetricCollection:
+        """Return the accuracy, which is the same for both ways to average."""
+        return MetricCollection({"accuracy": MulticlassAccuracy(self.outputs, average="micro", validate_args=False)})
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """Return the accuracy."""
+        return values["accuracy"]

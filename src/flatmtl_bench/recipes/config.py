@@ -38,8 +38,11 @@ LABELS = {
     "famo": "FAMO",
 }
 Split = Literal["train", "validation", "test"]
-Source = Literal["auto", "mnist5k", "npz", "full"]
+Source = Literal["auto", "full", "mnist5k", "npz", "pickle", "faces40", "scenes", "streets"]
 Placement = Literal["corner", "jitter"]
+Disparity = Literal["multiply", "divide"]
+Preprocessing = Literal["rgb", "official"]
+Averaging = Literal["pooled", "batches"]
 LoggerName = Literal["tensorboard", "csv", "mlflow", "wandb"]
 DEFAULT_LOGGERS: tuple[LoggerName, ...] = ("tensorboard", "csv")
 
@@ -74,41 +77,61 @@ NAMES_AND_VALUES = PrimitiveConstructorSpec[dict[str, Option]](
 
 @dataclass(frozen=True)
 class Data:
-    """Which pictures, and how they are put together."""
+    """Which data, and how they are read. What is None is as the data set has it by itself."""
 
     name: str = "multimnist"
-    """Data set: multimnist, multifashion or multifashionmnist."""
-    placement: Placement = "corner"
-    """Where the two pictures lie: in the corners, or moved by up to 4 pixels in each direction."""
-    same_label: bool = True
-    """Both pictures may carry one label (the default); --data.no-same-label: they never do."""
-    train_pairs: int | None = None
-    """Pairs to train on; None: two for each picture of the full data, else 8,000."""
-    validation_pairs: int | None = None
-    """Pairs to validate on; None: two for each picture of the full data, else 1,000."""
-    test_pairs: int | None = None
-    """Pairs to test on; None: two for each picture of the full data, else 5,000."""
+    """Data set: multimnist, multifashion, multifashionmnist, celeba, nyuv2, cityscapes; or one that is made on the
+    spot: faces40, scenes, streets."""
+    train_samples: int | None = None
+    """Items to train on; None: all, or of digits and rendered pictures the usual number."""
+    validation_samples: int | None = None
+    """Items to validate on."""
+    test_samples: int | None = None
+    """Items to test on."""
     validation_share: float = 0.1
-    """Share of the source pictures held out for validation; 0: no validation part."""
+    """Share of the training data held out for validation; 0: no validation part."""
     download: bool = False
-    """Fetch what is not there, for --source full."""
+    """Fetch what is not there, for --source full of digits and garments."""
+    unchecked: bool = False
+    """Do not read every file before the training starts: look at names, sizes and shapes only."""
+    augment: bool | None = None
+    """Crop and flip the training pictures at random; scenes and streets only."""
+    size: list[int] | None = None
+    """Height and width of rendered pictures."""
+    placement: Placement | None = None
+    """Where the two pictures of Multi-MNIST lie: in the corners, or moved by up to 4 pixels in each direction."""
+    same_label: bool | None = None
+    """Whether both pictures of Multi-MNIST may carry one label."""
+    disparity: Disparity | None = None
+    """What a zoom does to the disparities of streets: multiply (right), or divide as in the authors' code."""
+    preprocessing: Preprocessing | None = None
+    """How the pictures of CelebA are read: rgb in [0, 1], or as in the authors' code."""
+    logits: Literal[1, 2] | None = None
+    """Outputs for each attribute of a face."""
 
     def __post_init__(self) -> None:
-        for name in ("train_pairs", "validation_pairs", "test_pairs"):
-            pairs = getattr(self, name)
-            if pairs is not None and pairs < 1:
-                raise ValueError(f"data.{name} must be at least 1, got {pairs}. Leave it out for the usual number.")
+        for name in ("train_samples", "validation_samples", "test_samples"):
+            samples = getattr(self, name)
+            if samples is not None and samples < 1:
+                raise ValueError(f"data.{name} must be at least 1, got {samples}. Leave it out for the usual number.")
+        if self.size is not None and len(self.size) != 2:
+            raise ValueError(f"data.size must be a height and a width, e.g. 64 64, got {self.size}.")
+        if not 0 <= self.validation_share < 1:
+            raise ValueError(f"data.validation_share must be at least 0 and below 1, got {self.validation_share}.")
 
-    def options(self, split: Split) -> dict[str, Option]:
-        """Return the options of :func:`flatmtl_bench.data.build` for one split."""
-        pairs = {"train": self.train_pairs, "validation": self.validation_pairs, "test": self.test_pairs}
-        return {
-            "placement": self.placement,
-            "same_label": self.same_label,
-            "pairs": pairs[split],
-            "validation_share": self.validation_share,
-            "download": self.download,
+    def options(self, split: Split) -> dict[str, Any]:
+        """Return the options of :func:`flatmtl_bench.data.build` for one split: those that were chosen."""
+        chosen = {
+            "samples": getattr(self, f"{split}_samples"),
+            "download": self.download or None,
+            "check": False if self.unchecked else None,
+            **{name: getattr(self, name) for name in OPTIONS},
         }
+        return {"validation_share": self.validation_share} | {k: v for k, v in chosen.items() if v is not None}
+
+
+OPTIONS = ("augment", "size", "placement", "same_label", "disparity", "preprocessing", "logits")
+"""Fields of :class:`Data` that some data sets know."""
 
 
 @dataclass(frozen=True)
@@ -206,15 +229,23 @@ class Config:
     batch_size: int = 256
     """Samples in a step."""
     model: str = "resnet18"
-    """Model: lenet, resnet18 (the paper's text) or resnet18_official (the authors' code)."""
+    """Model: lenet, resnet18, resnet18_official, resnet50, resnet18_celeba, segnet, segnet_mtan, deeplab_resnet50; or
+    package.module:factory, called with the outputs of each task and the number of input channels."""
+    width: float = 1.0
+    """Width of the layers of segnet and segnet_mtan, as a share of their own, e.g. 0.125."""
     source: Source = "auto"
-    """Where the pictures come from; auto: the full data if present, else mnist5k, 5,000 embedded digits."""
+    """Where the data come from; auto: the full data if present, else data of the same kind that need no files."""
     root: str | None = None
     """Folder of the data; None: data."""
     task: str | None = None
     """Train this task alone (single-task learning); None: all tasks of the data."""
     rho: float = 0.0
     """Radius of the perturbation; see --method.perturbation."""
+    shared: Literal["reached", "all"] = "reached"
+    """What is aggregated: parameters that two tasks reach; or all outside the heads, as in the authors' code for
+    scenes, where MTAN's attention belongs to one task."""
+    averaging: Averaging = "pooled"
+    """Depth and normal metrics: of all pixels at once, or the mean over batches as in the authors' scripts."""
     protocol: Literal["honest", "paper", "official"] = "honest"
     """Which test result counts: of the best validation epoch, the last ten's mean, of the best test epoch."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -227,6 +258,8 @@ class Config:
     """Machines; torchrun knows them by itself."""
     strategy: Literal["auto", "ddp"] = "auto"
     """How several processes work together, as in Lightning Fabric; auto: ddp if there are several."""
+    workers: int = 0
+    """Processes that load data beside each training process; 0: it loads by itself."""
     loggers: list[LoggerName] = field(default_factory=lambda: list(DEFAULT_LOGGERS))
     """Who is told the metrics of each epoch, beside metrics.jsonl; no name: nobody."""
     data: Data = field(default_factory=Data)
@@ -243,6 +276,7 @@ class Config:
             ("batch size", self.batch_size, 1),
             ("number of devices", 1 if self.devices is None else self.devices, 1),
             ("number of machines", self.num_nodes, 1),
+            ("number of workers", self.workers, 0),
         ):
             if value < least:
                 raise ValueError(f"the {name} must be at least {least}, got {value}.")
@@ -263,8 +297,8 @@ class Config:
             )
         if self.protocol == "honest" and not self.data.validation_share:
             raise ValueError(
-                "the protocol honest chooses the epoch by validation accuracy, but --data.validation-share is 0. "
-                "Hold some pictures out, or use --protocol paper."
+                "the protocol honest chooses the epoch by the score on validation data, but --data.validation-share is "
+                "0. Hold some out, or use --protocol paper."
             )
         if self.protocol == "paper" and self.early_stop.patience is not None:
             raise ValueError(

@@ -1,11 +1,15 @@
 """A finished run, as its folder tells it."""
 
 import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flatmtl_bench.config_file import read_config
 from flatmtl_bench.recipes import Config
+from flatmtl_bench.runs import ERROR, METRICS, run_name
 
 
 @dataclass(frozen=True)
@@ -29,21 +33,119 @@ class Run:
     @property
     def tasks(self) -> list[str]:
         """Names of the tasks."""
-        return [name.removeprefix("accuracy/") for name in self.summary["test"] if name.startswith("accuracy/")]
+        return [name.removeprefix("loss/") for name in self.summary["test"] if name.startswith("loss/")]
+
+    @property
+    def better(self) -> dict[str, str]:
+        """Names of the metrics of a result table, as ``miou/segmentation``; and which direction is good."""
+        return self.summary.get("better", {})
 
     def series(self, name: str) -> list[float | None]:
         """Return one metric over the epochs; None where it was not finite."""
         return [row.get(name) for row in self.rows]
+
+    def result(self, name: str, split: str = "test") -> float | None:
+        """Return one metric of the epochs that count; None if it is not there or not finite."""
+        value = self.summary.get(split, {}).get(name)
+        return value if value is not None and math.isfinite(value) else None
 
 
 def read(path: Path) -> Run:
     """Return the finished run in a folder.
 
     Raises:
-        OSError, ValueError: if there is none, or it is not complete.
+        OSError, ValueError: there is none, it is not complete, or a file is broken.
     """
-    config, environment, summary = (
-        json.loads((path / name).read_text(encoding="utf-8")) for name in ("config.json", "env.json", "summary.json")
-    )
-    lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return Run(path.name, Config.from_dict(config), environment, [json.loads(line) for line in lines], summary)
+    config, environment, summary = read_config(path / "config.json"), _json(path / "env.json"), _summary(path)
+    metrics = path / METRICS
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    try:
+        rows = [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{metrics} is broken: {error}") from error
+    return Run(path.name, config, environment, rows, summary)
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    summary = _json(path / "summary.json")
+    metrics = [summary.get("test"), summary.get("validation", {})]
+    if not all(isinstance(values, dict) and all(map(_is_number, values.values())) for values in metrics):
+        raise ValueError(f"{path / 'summary.json'} is broken: its metrics are no numbers by name.")
+    better = summary.get("better", {})
+    if not (isinstance(better, dict) and all("/" in name and better[name] in ("higher", "lower") for name in better)):
+        raise ValueError(f"{path / 'summary.json'} is broken: 'better' is no direction of each metric/task.")
+    return summary
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is broken: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is broken: expected an object, got {found!r:.80}.")
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies in folders: finished runs, and of everything else why it is none, in a sentence."""
+
+    runs: Sequence[Run]
+    others: Sequence[str]
+
+
+def find(folders: Sequence[str | Path]) -> Found:
+    """Return the runs in folders, each a run folder or a folder of run folders.
+
+    A run that lies in two places is taken once: its seed must not count twice.
+
+    Raises:
+        OSError: something that was named is not there, or no folder.
+    """
+    found: dict[tuple[str, Any], tuple[Path, Run]] = {}
+    others: list[str] = []
+    for path in _candidates(folders):
+        try:
+            run = _finished(path)
+        except (OSError, ValueError) as error:
+            others.append(str(error) if str(path) in str(error) else f"{path}: {error}")
+            continue
+        same, _ = found.setdefault((run_name(run.config), run.summary.get("fingerprint")), (path, run))
+        if same != path:
+            others.append(f"{path} is the same run as {same}, which is taken.")
+    return Found([run for _, run in found.values()], others)
+
+
+def _candidates(folders: Sequence[str | Path]) -> Iterator[Path]:
+    """Yield the folders that are or should be those of runs, each once."""
+    seen: set[Path] = set()
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder} is no folder; expected one of a run, or one of such folders.")
+        inside = sorted(path for path in folder.iterdir() if path.is_dir())
+        for path in [folder] if (folder / "config.json").exists() else inside:
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                yield path
+
+
+def _finished(path: Path) -> Run:
+    """Return the run in a folder.
+
+    Raises:
+        OSError, ValueError: with the reason why there is no finished one.
+    """
+    if not (path / "config.json").exists():
+        raise ValueError(f"{path} is no run: it has no config.json.")
+    read_config(path / "config.json")
+    if not (path / "summary.json").exists():
+        raise ValueError(f"{path} {f'has failed; see its {ERROR}' if (path / ERROR).exists() else 'is not finished'}.")
+    run = read(path)
+    if not run.better:
+        raise ValueError(f"{path} does not say which metrics count: it is of another version. Train it again.")
+    return run

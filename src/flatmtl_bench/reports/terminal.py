@@ -1,9 +1,17 @@
 """Tables for the terminal."""
 
+import re
+import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+GAP = 2
+"""Blanks between columns."""
+WIDEST = 32
+"""Letters of a column of names on a terminal."""
 
 
 def results(rows: Sequence[Sequence[str]]) -> Table:
@@ -17,16 +25,69 @@ def results(rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def print_lines(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with a line for each row after the headings; only a terminal folds what is too wide for it."""
-    table = Table(*rows[0], box=None, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows[1:]:
-        table.add_row(*row)
+def print_text(text: str) -> None:
+    """Print a paragraph; only a terminal folds it."""
     console = Console()
-    if not console.is_terminal:
-        console.width = sum(max(map(len, column)) + len("  ") for column in zip(*rows, strict=True))
-    console.print(table)
+    console.print(Text(text), soft_wrap=not console.is_terminal)
+
+
+def print_lines(rows: Sequence[Sequence[str | Text]], names: int = 1) -> None:
+    """Print a table with a line for each row after the headings.
+
+    Only a terminal folds what is too wide for it: the headings, and the columns, which come in blocks that each begin
+    with the first ``names`` columns.
+    """
+    console = Console()
+    columns = [[Text(cell) if isinstance(cell, str) else cell for cell in column] for column in zip(*rows, strict=True)]
+    if console.is_terminal:
+        columns = [_folded(column) for column in columns]
+        widths = [min(_width(column), WIDEST) for column in columns]
+        blocks = _blocks(widths, names, console.width)
+    else:
+        widths, blocks = list(map(_width, columns)), [range(len(columns))]
+        console.width = sum(widths) + GAP * len(widths)
+    for k, block in enumerate(blocks):
+        if k:
+            console.print()
+        console.print(_table([columns[j] for j in block], [widths[j] for j in block]))
+
+
+def _width(column: Sequence[Text]) -> int:
+    return max(line.cell_len for cell in column for line in cell.split(allow_blank=True))
+
+
+def _folded(column: Sequence[Text]) -> list[Text]:
+    """Return a column whose heading is in lines that are no wider than need be, folded at blanks and dotted names.
+
+    A unit stays with its word.
+    """
+    parts = re.sub(r"\.(?=[a-z])", ". ", column[0].plain).replace(", ", ",\N{NO-BREAK SPACE}")
+    widths = [*map(len, parts.split(" ")), *(_width([cell]) for cell in column[1:])]
+    lines = textwrap.wrap(parts, max(widths), break_long_words=False)
+    return [Text("\n".join(line.replace(". ", ".") for line in lines)), *column[1:]]
+
+
+def _blocks(widths: Sequence[int], names: int, width: int) -> list[list[int]]:
+    """Return which columns are printed together: as many as there is room for, after those of names.
+
+    Example:
+        >>> _blocks([8, 6, 6, 6], names=1, width=24)
+        [[0, 1, 2], [0, 3]]
+    """
+    first = list(range(names))
+    blocks = [first]
+    for k in range(names, len(widths)):
+        room = width - sum(widths[j] + GAP for j in blocks[-1])
+        if widths[k] > room and len(blocks[-1]) > names:
+            blocks.append([*first])
+        blocks[-1] = [*blocks[-1], k]
+    return blocks
+
+
+def _table(columns: Sequence[Sequence[Text]], widths: Sequence[int]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for k, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        table.add_column(column[0], justify="right" if k else "left", max_width=width, overflow="fold")
+    for cells in zip(*(column[1:] for column in columns), strict=True):
+        table.add_row(*cells)
+    return table

@@ -11,12 +11,15 @@ from typing import Annotated
 from joblib import cpu_count
 from tyro.conf import Positional, UseAppendAction, arg
 
+from flatmtl_bench import recipes
 from flatmtl_bench.choices import whole_number
-from flatmtl_bench.cli import Stop, answer, say
 from flatmtl_bench.commands import Run, users_mistakes
+from flatmtl_bench.output import Stop, answer, say
 from flatmtl_bench.reports import overview, terminal
+from flatmtl_bench.reports.choice import tuned
 from flatmtl_bench.reports.reading import Run as FinishedRun
 from flatmtl_bench.reports.reading import read
+from flatmtl_bench.reports.results import tables
 from flatmtl_bench.runs import run_name
 from flatmtl_bench.signals import FirstSignal
 from flatmtl_bench.sweep.board import Board, shown
@@ -38,6 +41,9 @@ class Sweep:
     """Recipes; `flatmtl list` shows all."""
     grid: Annotated[tuple[tuple[str, ...], ...], UseAppendAction] = ()
     """Flags of `flatmtl run` with their values, e.g. rho=0.05,0.1 method.options.c=0.2,0.4."""
+    tune: bool = False
+    """Vary what the source of each recipe leaves open, too: `flatmtl list RECIPE` shows the values. What --grid says of
+    the same flag comes first. The results then end with the settings that validation chooses."""
     seeds: int = 1
     """Seeds of each combination: that of --seed, and those after it."""
     jobs: int | None = None
@@ -63,9 +69,10 @@ class Sweep:
             )
 
     @property
-    def axes(self) -> dict[str, list[str]]:
-        """The values of each flag that is varied, as texts."""
-        return axes(chain.from_iterable(self.grid))
+    def grids(self) -> dict[str, dict[str, Sequence[str]]]:
+        """What is varied of each recipe, and the values as texts."""
+        given: dict[str, Sequence[str]] = {**axes(chain.from_iterable(self.grid))}
+        return {name: {**(recipes.find(name).grid if self.tune else {}), **given} for name in self.recipes}
 
     def runs(self, flags: Sequence[str]) -> dict[str, Run]:
         """Return the runs by name, of which none is trained in more than one process.
@@ -75,7 +82,7 @@ class Sweep:
         """
         if not self.recipes:
             raise ValueError("name recipes first: flatmtl sweep RECIPE... [OPTIONS]; `flatmtl list` shows them.")
-        runs = by_name(combinations(self.recipes, self.axes, self.seeds, flags))
+        runs = by_name(combinations(self.grids, self.seeds, flags))
         for run in runs.values():
             if (run.config.devices or 1) * run.config.num_nodes > 1:
                 raise ValueError(
@@ -173,5 +180,17 @@ def _print(sweep: Sweep, runs: Sequence[FinishedRun]) -> None:
         found = [{"run": run.name, "config": run.config.to_dict(), "summary": run.summary} for run in runs]
         answer(json.dumps(found, indent=2))
     elif runs:
-        settings = [name for name in sweep.axes if name != "seed"]
-        terminal.print_lines(overview.table(runs, settings))
+        settings = [name for name in dict.fromkeys(chain.from_iterable(sweep.grids.values())) if name != "seed"]
+        terminal.print_lines(overview.table(runs, settings), names=1 + len(settings))
+    if sweep.tune:
+        for line in _choices(runs):
+            (say if sweep.json else answer)(line)
+
+
+def _choices(runs: Sequence[FinishedRun]) -> Iterator[str]:
+    """Yield what validation chooses of each recipe, as flags to type, and what could not be compared."""
+    found = tables(runs)
+    for table in found:
+        _, sentences = tuned(table)
+        yield from [table.title] if len(found) > 1 and sentences else []
+        yield from (*sentences, *table.lacking)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from flatmtl_bench.cli import say
 from flatmtl_bench.commands import Run
+from flatmtl_bench.output import say
 from flatmtl_bench.progress import accuracies, epoch_line
 from flatmtl_bench.protocols import Row
 from flatmtl_bench.runs import METRICS

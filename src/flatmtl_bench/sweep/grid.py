@@ -3,12 +3,13 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from itertools import product
+from dataclasses import asdict, fields, is_dataclass, replace
+from itertools import chain, product
+from typing import Any, get_type_hints
 
 from flatmtl_bench import recipes
 from flatmtl_bench.commands import Run, parse
-from flatmtl_bench.recipes.config import NAMES_AND_VALUES
+from flatmtl_bench.recipes.config import NAMES_AND_VALUES, Config
 from flatmtl_bench.runs import run_name
 
 OPTIONS = "method.options."
@@ -56,14 +57,15 @@ def _check_value(name: str, value: str) -> None:
         raise ValueError(f"--grid {name}: {flags[0]} is a flag, not a value. Give it outside of --grid, for all runs.")
 
 
-def combinations(
-    names: Sequence[str], grid: Mapping[str, Sequence[str]], seeds: int, flags: Sequence[str]
-) -> list[Run]:
+Grid = Mapping[str, Sequence[str]]
+"""The values of each flag that is varied, as texts."""
+
+
+def combinations(grids: Mapping[str, Grid], seeds: int, flags: Sequence[str]) -> list[Run]:
     """Return the run of each recipe, combination and seed, checked as `flatmtl run` checks what is typed.
 
     Args:
-        names: of the recipes.
-        grid: the values of each flag that is varied, as texts.
+        grids: of each recipe what is varied, by its name.
         seeds: their number; the first one is what ``--seed`` says.
         flags: of `flatmtl run`, for all runs.
 
@@ -72,20 +74,23 @@ def combinations(
         SystemExit: a flag is unknown or its value cannot be read, which tyro has said.
     """
     given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in flags if word.startswith("--")}
+    runs = chain.from_iterable(_combined(name, grid, given, flags) for name, grid in grids.items())
+    return [replace(run, config=replace(run.config, seed=run.config.seed + k)) for run in runs for k in range(seeds)]
+
+
+def _combined(name: str, grid: Grid, given: set[str], flags: Sequence[str]) -> list[Run]:
+    """Return the run of each combination of a grid."""
     varied = {OPTIONS.rstrip(".") if name.startswith(OPTIONS) else name for name in grid}
     if both := sorted(given & varied):
-        raise ValueError(f"--{both[0]} is given for all runs and varied by --grid. Leave one of them out.")
+        raise ValueError(
+            f"--{both[0]} is given for all runs and varied by --grid, or by --tune. Leave one of them out."
+        )
     if common := sorted(set(grid) & {field.name for field in fields(Run)}):
         raise ValueError(
             f"--grid varies what decides the numbers, not {common[0]}. Give --{common[0]} once, for all runs."
         )
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    return [
-        replace(run, config=replace(run.config, seed=run.config.seed + k))
-        for name in names
-        for run in [_run(name, flags, point) for point in points]
-        for k in range(seeds)
-    ]
+    return [_run(name, flags, point) for point in points]
 
 
 def _run(name: str, flags: Sequence[str], point: Mapping[str, str]) -> Run:
@@ -102,13 +107,21 @@ def _flag(key: str, value: str) -> list[str]:
     """Return the words of a flag; one that is on or off has no value.
 
     Example:
-        >>> _flag("rho", "0.1"), _flag("data.same_label", "False")
-        (['--rho', '0.1'], ['--data.no-same_label'])
+        >>> _flag("rho", "0.1"), _flag("data.download", "False"), _flag("data.same_label", "False")
+        (['--rho', '0.1'], ['--data.no-download'], ['--data.same_label', 'False'])
     """
-    if value in ("True", "False"):
+    if value in ("True", "False") and _type(key) is bool:
         parents, dot, name = key.rpartition(".")
         return [f"--{parents}{dot}{'' if value == 'True' else 'no-'}{name}"]
     return [f"--{key}", *shlex.split(value)]
+
+
+def _type(key: str) -> Any:
+    """Return the type of a value of the config by its dotted name; None if there is none."""
+    kind: Any = Config
+    for part in key.split("."):
+        kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
+    return kind
 
 
 def by_name(runs: Iterable[Run]) -> dict[str, Run]:

@@ -1,0 +1,102 @@
+"""What the output of one task is trained by and judged by."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+Averaging = Literal["pooled", "batches"]
+"""Of depth and normals: over all pixels at once, or the mean over batches of the means of each."""
+Better = Literal["higher", "lower"]
+
+
+class Objective(ABC):
+    """What the output of one task is trained by and judged by.
+
+    A task is one kind of answer to a picture: a class, a label for each pixel, a depth. Its objective knows how many
+    numbers the head has to give, the loss, and the metrics of the result tables.
+
+    Attributes:
+        better: the metrics of a result table, and which direction is good; they count in Delta m.
+    """
+
+    better: ClassVar[Mapping[str, Better]]
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """Channels of the task's head."""
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor | None:
+        """Return the mean loss of a batch, in float32 or better; None if no label of it is valid."""
+
+    @abstractmethod
+    def metrics(self, averaging: Averaging) -> Any:
+        """Return a torchmetrics metric of the outputs and targets of many batches, which computes a dict of scalars."""
+
+    @abstractmethod
+    def score(self, values: Mapping[str, float]) -> float:
+        """Return one number for the metrics, higher is better: what epochs and settings are chosen by."""
+
+
+def full_precision(output: Tensor) -> Tensor:
+    """Return the output in float32, or in its own precision if that is better."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))
+
+
+class MeanLoss(MeanMetric):
+    """The mean of an objective's loss, in which each item of a batch counts the same.
+
+    Batches without a valid label take no part; the mean over none is NaN.
+
+    Example:
+        >>> from flatmtl_bench.metrics import Classification
+        >>> loss = MeanLoss(Classification(("no", "yes")))
+        >>> loss.update(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))
+        >>> round(float(loss.compute()), 4)
+        0.6931
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self._objective = objective
+
+    def update(self, output: Tensor, target: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take in one batch."""
+        loss = self._objective.loss(output, target)
+        if loss is not None:
+            super().update(loss, weight=len(target))
+
+
+class Meter:
+    """What the outputs of one task come to over many batches: mean loss, metrics and score.
+
+    Args:
+        objective: of the task.
+        averaging: see `Averaging`.
+
+    Example:
+        >>> from flatmtl_bench.metrics import Classification
+        >>> meter = Meter(Classification(("no", "yes")), "pooled")
+        >>> meter.update(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        >>> {name: round(value, 4) for name, value in meter.compute().items()}
+        {'loss': 0.41, 'accuracy': 0.5, 'score': 0.5}
+    """
+
+    def __init__(self, objective: Objective, averaging: Averaging) -> None:
+        self._objective = objective
+        self._loss, self._metrics = MeanLoss(objective), objective.metrics(averaging)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Take in one batch of outputs, on their device."""
+        for part in (self._loss, self._metrics):
+            part.to(output.device).update(output, target)
+
+    def compute(self) -> dict[str, float]:
+        """Return the values over all batches so far, of all ranks."""
+        values = {name: float(value) for name, value in self._metrics.compute().items()}
+        return {"loss": float(self._loss.compute()), **values, "score": self._objective.score(values)}

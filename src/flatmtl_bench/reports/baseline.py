@@ -1,0 +1,116 @@
+"""What Delta m is relative to: single-task learning, of the same harness or of the paper."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from flatmtl_bench.recipes import RECIPES
+from flatmtl_bench.reports import paper
+from flatmtl_bench.reports.columns import Values
+from flatmtl_bench.reports.delta import delta_m
+from flatmtl_bench.reports.results import Row, Table, seeds_text
+
+BaselineName = Literal["stl", "paper"]
+
+
+class NoBaseline(ValueError):
+    """There is nothing that Delta m could be relative to; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What Delta m is relative to.
+
+    Attributes:
+        text: whose numbers these are, in words.
+        metrics: the number of each metric, in the units of runs.
+        better: the metrics that count, and which direction is good.
+    """
+
+    text: str
+    metrics: Mapping[str, float]
+    better: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        try:
+            delta_m(self.metrics, self.metrics, self.better)
+        except ValueError as error:
+            raise NoBaseline(f"{error} The baseline is {self.text}.") from error
+
+    def delta_m(self, row: Row) -> Values:
+        """Return Delta m of each seed in per cent; None where a metric was not finite."""
+        return [self._delta_m(result.metrics) for result in row.results]
+
+    def _delta_m(self, metrics: Mapping[str, float | None]) -> float | None:
+        known = {name: value for name in self.better if (value := metrics.get(name)) is not None}
+        return delta_m(known, self.metrics, self.better) if len(known) == len(self.better) else None
+
+
+def single_task(table: Table) -> Baseline:
+    """Return the mean over the seeds of the plain single-task runs in a table.
+
+    Raises:
+        NoBaseline: some are lacking, one was not finite, or they have several settings.
+    """
+    rows = [row for row in table.rows if row.alone and not row.flat]
+    if not rows:
+        raise NoBaseline(f"there is no complete set of single-task runs. {_remedy(table)}")
+    if len(rows) > 1:
+        raise NoBaseline(
+            f"there are {len(rows)} STL rows. Name the runs of one of them only, or let --tuned choose by validation."
+        )
+    (row,) = rows
+    means = {name: _mean([result.metrics[name] for result in row.results]) for name in table.better}
+    if failed := [name for name, mean in means.items() if mean is None]:
+        raise NoBaseline(
+            f"{', '.join(failed)} of an STL run was not finite. Train it again, e.g. with a smaller --optimizer.lr."
+        )
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    return Baseline(f"the STL row of these runs, mean over {seeds_text(row.seeds)}", known, table.better)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
+
+
+def _remedy(table: Table) -> str:
+    """Return the command that trains single-task runs which are like the others."""
+    mine = (table.config.data.name, table.config.protocol)
+    recipes = (
+        name
+        for name, recipe in RECIPES.items()
+        if recipe.config.task and (recipe.config.data.name, recipe.config.protocol) == mine
+    )
+    recipe = next(recipes, f"{table.config.data.name}_stl")
+    seeds = max((len(row.seeds) for row in table.rows), default=1)
+    return (
+        f"Train them, with the settings of the others: flatmtl sweep {recipe} "
+        f"--grid task={','.join(table.tasks)} --seeds {seeds}"
+    )
+
+
+def of_paper(table: Table) -> Baseline:
+    """Return the numbers that the paper has for single-task learning on the data of a table.
+
+    Raises:
+        NoBaseline: the paper has none for these data, or not of these metrics.
+    """
+    name, source = table.config.data.name, table.config.source
+    if name not in paper.SCENES or source != "full":
+        raise NoBaseline(
+            f"the paper's STL row is for other data than {name} (source {source}): it has one for "
+            f"{' and '.join(paper.SCENES)}, each with source full. Use --baseline stl."
+        )
+    printed = paper.single_task(name)
+    if different := sorted({*printed.metrics} ^ {*table.better}):
+        raise NoBaseline(
+            f"the paper's STL row and these runs differ in {', '.join(different)}. Add runs of all tasks, or use "
+            "--baseline stl."
+        )
+    text = f"the STL row of table {printed.table} of {paper.PAPER}: {printed.mapping()}"
+    return Baseline(text, printed.metrics, table.better)
+
+
+BASELINES: Mapping[BaselineName, Callable[[Table], Baseline]] = {"stl": single_task, "paper": of_paper}
