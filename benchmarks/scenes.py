@@ -82,8 +82,11 @@ def said(*words: str) -> str:
 def result(options: Options) -> dict:
     """Return the table, and where it was made."""
     (report,) = json.loads(said("report", options.runs, "--json"))
-    environments = [json.loads(path.read_text()) for path in sorted(Path(options.runs).glob("*/env.json"))]
-    return {**report, "width": options.width, "samples": options.samples, "environment": environments[0]}
+    for row in report["rows"]:
+        config = json.loads((Path(options.runs) / row["runs"][0] / "config.json").read_text())
+        row["flat_settings"] = {"rho": config["rho"], "method.perturbation": config["method"]["perturbation"]}
+    environment = json.loads((Path(options.runs) / report["rows"][0]["runs"][0] / "env.json").read_text())
+    return {**report, "width": options.width, "samples": options.samples, "environment": environment}
 
 
 def write_sheet(options: Options) -> None:

@@ -151,6 +151,7 @@ def _recipe(words: list[str]) -> Config:
 
 
 def _train(command: Run) -> dict[str, Any]:
+    from flatmtl_bench.data.findings import Broken  # noqa: PLC0415
     from flatmtl_bench.progress import RunBar, epoch_line, training_bars  # noqa: PLC0415
     from flatmtl_bench.ranks import together  # noqa: PLC0415
     from flatmtl_bench.runs import RunError, RunFolder  # noqa: PLC0415
@@ -183,6 +184,8 @@ def _train(command: Run) -> dict[str, Any]:
         try:
             with users_mistakes(RunError, OSError), _failed_writes(folder), first_signal:
                 summary = trainer.fit(folder, watch, **command.saving)
+        except Broken as error:
+            raise Stop(f"{error} {_kept(folder)} {GO_ON}", code=1) from None
         except FloatingPointError as error:
             raise Stop(f"{error} {_kept(folder)} Try a smaller --optimizer.lr or --rho.", code=1) from error
         except Stopped as stopped:

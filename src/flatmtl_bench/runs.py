@@ -37,7 +37,10 @@ DAMAGED = ".damaged"
 """Ending of a checkpoint that was found damaged."""
 ERROR = "error.txt"
 LOCK = ".lock"
-ELSEWHERE = ("seed", "root", "device", "devices", "num_nodes", "strategy", "workers", "loggers")
+ELSEWHERE = (
+    *("seed", "root", "device", "devices", "num_nodes", "strategy", "workers", "loggers"),
+    *("data.download", "data.unchecked"),
+)
 """What in a config is no part of the hash in the name of a run."""
 
 
@@ -51,7 +54,7 @@ def digest(config: Config) -> str:
     Where the data lie and how they are fetched, which and how many devices and processes are used, and who is told
     the metrics does not count.
     """
-    text = json.dumps(_identity(config.to_dict()), sort_keys=True)
+    text = json.dumps(settings(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
@@ -65,9 +68,16 @@ def run_name(config: Config) -> str:
     return f"{config.recipe}-{digest(config)}-s{config.seed}"
 
 
-def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    data = {name: value for name, value in config["data"].items() if name not in ("download", "unchecked")}
-    return {**{name: value for name, value in config.items() if name not in ELSEWHERE}, "data": data}
+def settings(config: Config) -> dict[str, Any]:
+    """Return what decides the numbers of a run beside the seed, by dotted names.
+
+    Example:
+        >>> from flatmtl_bench import recipes
+        >>> found = settings(recipes.build("multimnist_f_cagrad"))
+        >>> found["rho"], found["method.options.c"], "seed" in found
+        (0.5, 0.4, False)
+    """
+    return {name: value for name, value in config.flat().items() if name not in ELSEWHERE}
 
 
 class RunFolder:
@@ -169,7 +179,7 @@ class RunFolder:
             found = read_config(self.path / "config.json")
         except ValueError as error:
             raise RunError(f"{error} Use --overwrite to start again, or choose another --out.") from error
-        kept, now = ({**_identity(config.to_dict()), "seed": config.seed} for config in (found, self.config))
+        kept, now = ({**settings(config), "seed": config.seed} for config in (found, self.config))
         if different := sorted(key for key in {*kept, *now} if kept.get(key) != now.get(key)):
             raise ValueError(
                 f"{self.path} was made with another config: {', '.join(different)} differ. "

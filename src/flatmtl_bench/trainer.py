@@ -12,7 +12,7 @@ from lightning.fabric import seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
-from flatmtl import StepResult
+from flatmtl import StepResult, TaskParameters
 from flatmtl_bench import assembly, schedules
 from flatmtl_bench.analysis.sharpness import Closure, sharpness
 from flatmtl_bench.data.batches import Batches
@@ -73,7 +73,7 @@ class Trainer:
             self.tasks = tuple(self.objectives)
             self.mtl = assembly.flat_mtl(self.config, len(self.tasks), process_group(self.fabric))
             self._make_model()
-            self.parameters = assembly.parameters(self.config, self.model, self._sample(2)[0], self.tasks)
+            self.parameters = self._split_parameters()
         take_from_rank_zero(self.fabric, self.model)
         self.position = Position()
         self._stopping = False
@@ -102,6 +102,19 @@ class Trainer:
         plan = {"steps": self.steps_per_epoch, "epochs": self.config.epochs}
         self.schedule = schedules.build(self.config.schedule, optimizer, **plan)
         self.optimizer: Any = self.fabric.setup_optimizers(optimizer)
+
+    def _split_parameters(self) -> TaskParameters:
+        """Return whose the parameters are, found from a batch as small as the smallest of an epoch."""
+        smallest = min(2, (len(self.data["train"]) - 1) % self.config.batch_size + 1)
+        try:
+            return assembly.parameters(self.config, self.model, self._sample(smallest)[0], self.tasks)
+        except ValueError as error:
+            if "Expected more than 1 value per channel" in str(error):  # of batch normalisation
+                raise ValueError(
+                    f"the last batch of an epoch is one item of {len(self.data['train'])}, which {self.config.model} "
+                    f"cannot be trained on: {error}. Choose another --batch-size or --data.train-samples."
+                ) from error
+            raise
 
     def fit(
         self, folder: RunFolder | None, watch: Watch = unwatched, *, checkpoint_every: int = 0, keep_every: int = 0
@@ -297,7 +310,7 @@ class Trainer:
         average_buffers(self.fabric, self.model)
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         best = outcome(here.rows, self.config.protocol)["epochs"][-1] if here.rows else None
-        state = {"data": self.data["test"].fingerprint, **self._identity(), **parts}
+        state = {"data": self._fingerprints(), **self._identity(), **parts}
         record.save(state, here.epochs, here.steps, best)
 
     def _restore(self, record: Record) -> None:
@@ -341,16 +354,20 @@ class Trainer:
             )
 
     def check_data(self, folder: RunFolder) -> None:
-        """Raise if the finished run in the folder was made with other test data.
+        """Raise if the finished run in the folder was made with other data.
 
         Raises:
             RunError: naming the folder.
         """
-        self._check_data(str(folder.path), folder.summary().get("fingerprint"))
+        self._check_data(str(folder.path), folder.summary().get("fingerprints"))
 
-    def _check_data(self, made: str, fingerprint: str | None) -> None:
-        """Raise if something was made with other test data than those of this run."""
-        if fingerprint != self.data["test"].fingerprint:
+    def _fingerprints(self) -> dict[str, str]:
+        """Return what tells the data of each split from others."""
+        return {split: data.fingerprint for split, data in self.data.items()}
+
+    def _check_data(self, made: str, fingerprints: Mapping[str, str] | None) -> None:
+        """Raise if something was made with other data than those of this run."""
+        if fingerprints != self._fingerprints():
             raise RunError(
                 f"{made} was made with other data than those in {self.config.root or 'data'}. Give the --root "
                 "that it was made with, choose another --out, or use --overwrite to start again."
@@ -367,7 +384,7 @@ class Trainer:
             "recipe": self.config.recipe,
             "seed": self.config.seed,
             "data": {split: str(dataset) for split, dataset in self.data.items()},
-            "fingerprint": self.data["test"].fingerprint,
+            "fingerprints": self._fingerprints(),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "better": {f"{name}/{task}": b for task, o in self.objectives.items() for name, b in o.better.items()},
             **outcome(self.position.rows, self.config.protocol),

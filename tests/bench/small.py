@@ -114,7 +114,7 @@ def made_result(out, config, test, better, *, score=0.5, fingerprint="made"):
             {
                 "protocol": config.protocol,
                 "epochs": [1],
-                "fingerprint": fingerprint,
+                "fingerprints": {"test": fingerprint},
                 "better": better,
                 **results,
                 "sharpness": None,

@@ -132,8 +132,9 @@ class TestItems:
 
 
 class TestSource:
-    def test_auto_draws_faces_where_there_is_nothing_else(self, tmp_path):
-        dataset = celeba("validation", root=tmp_path, samples=3, preprocessing="official", logits=2)
+    def test_auto_draws_faces_where_there_is_nothing_else(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        dataset = celeba("validation", samples=3, preprocessing="official", logits=2)
         assert (dataset.source, len(dataset), dataset.objectives["Young"].outputs) == ("faces40", 3, 2)
         assert str(dataset) == "faces40 validation: 3 drawn faces of 64 x 64 pixels, 40 attributes each"
 

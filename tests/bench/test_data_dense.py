@@ -341,8 +341,9 @@ class TestSources:
         assert str(inner) == f"nyuv2 test: 4 pictures of {tmp_path / 'nyuv2' / 'val'}, 32x64"
 
     @pytest.mark.parametrize(("make", "source"), [(nyuv2, "scenes"), (cityscapes, "streets")])
-    def test_auto_renders_pictures_of_the_same_kind_where_there_are_none(self, tmp_path, make, source):
-        dataset = make("test", root=tmp_path, samples=2, size=(32, 32))
+    def test_auto_renders_pictures_of_the_same_kind_where_there_are_none(self, tmp_path, monkeypatch, make, source):
+        monkeypatch.chdir(tmp_path)
+        dataset = make("test", samples=2, size=(32, 32))
         assert dataset.source == source
         assert str(dataset).startswith(f"{source} test: 2 ")
         assert dataset[0][0].shape == (3, 32, 32)

@@ -274,8 +274,9 @@ class TestNames:
 
 
 class TestSource:
-    def test_auto_takes_the_embedded_digits_where_there_is_nothing_else(self, tmp_path):
-        dataset = data.build("multimnist", "validation", root=tmp_path)
+    def test_auto_takes_the_embedded_digits_where_there_is_nothing_else(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        dataset = data.build("multimnist", "validation")
         assert dataset.source == "mnist5k"
         assert str(dataset) == (
             "multimnist validation: 1,000 pairs of 500 pictures that no other split has, "

@@ -340,7 +340,8 @@ class TestReadyMadePairs:
         assert data.build("multimnist", "test", root=path).source == "pickle"
         assert data.build("multimnist", "test", root=tmp_path, source="mnist5k").source == "mnist5k"
         other = path.rename(tmp_path / "mine.pkl")
-        assert data.build("multimnist", "test", root=tmp_path).source == "mnist5k"
+        with pytest.raises(FileNotFoundError, match="neither MNIST/raw nor ready-made pairs"):
+            data.build("multimnist", "test", root=tmp_path)
         assert data.build("multimnist", "test", root=other).source == "pickle"
         assert pairs_of(other.rename(tmp_path / "mine"), "test").source == "pickle"
 

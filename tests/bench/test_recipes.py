@@ -102,8 +102,10 @@ class TestTable:
         chosen = {**run.config.method.options, "rho": run.config.rho}
         assert chosen != {**config.method.options, "rho": config.rho}
 
-    def test_the_authors_code_leaves_nothing_open(self):
-        assert all(not recipe.grid for name, recipe in RECIPES.items() if name.endswith("_official"))
+    def test_the_authors_code_leaves_nothing_open_but_for_celeba(self):
+        for name, recipe in RECIPES.items():
+            if name.endswith("_official"):
+                assert bool(recipe.grid) == name.startswith(("celeba_f_", "celeba_cagrad"))
 
     def test_all_of_a_family_but_the_method_is_equal(self):
         for family in FAMILIES:

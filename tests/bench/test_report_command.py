@@ -19,8 +19,8 @@ from flatmtl_bench.recipes import RECIPES
 from flatmtl_bench.recipes.config import Config, Data, EarlyStop, Method, Optimizer, Schedule
 from flatmtl_bench.reports import overview, paper, terminal
 from flatmtl_bench.reports.reading import read
-from flatmtl_bench.reports.settings import flags, settings
-from flatmtl_bench.runs import digest
+from flatmtl_bench.reports.settings import flags
+from flatmtl_bench.runs import digest, settings
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())["delta_m"]["tables"]
 PAIRS = {"accuracy/left": "higher", "accuracy/right": "higher"}

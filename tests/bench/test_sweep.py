@@ -279,6 +279,8 @@ class TestGrid:
                 "--batch_size is given for all runs",
             ),
             (["multimnist_mgda", "--grid", "out=a,b"], "Give --out once, for all runs"),
+            (["nyuv2_f_mgda_paper", "--tune", "--grid", "rho=1"], "nyuv2_f_mgda_paper holds none out"),
+            (["multimnist_f_mgda", "--tune", "--rho", "1"], "--rho is given for all runs and varied"),
             (["multimnist_mgda", "--grid", "help=1"], "not help; see `flatmtl run --help`"),
             (["multimnist_mgda", "--grid", "h=1"], "not h; see `flatmtl run --help`"),
             (["multimnist_mgda", "--grid", "tyro-print-completion=bash"], "not tyro_print_completion"),
@@ -332,6 +334,12 @@ class TestGrid:
 
     def test_equal_combinations_are_one_run(self, capsys):
         assert len(self.configs(capsys, "multimnist_f_mgda", "multimnist_f_mgda", "--grid", "rho=0.5,0.50,1")) == 2
+
+    def test_what_a_recipe_leaves_open_is_varied_if_asked(self, capsys):
+        found = self.configs(capsys, "multimnist_f_cagrad", "multimnist_f_mgda", "--tune", "--grid", "rho=0.1,1")
+        chosen = [(c["method"]["aggregator"], c["rho"], c["method"]["options"].get("c")) for c in found]
+        cagrad = [("cagrad", rho, c) for c in (0.2, 0.4, 0.6, 0.8) for rho in (0.1, 1.0)]
+        assert chosen == [*cagrad, ("mgda", 0.1, None), ("mgda", 1.0, None)]
 
     def test_one_option_of_the_aggregator_changes_and_the_others_stay(self, capsys):
         found = self.configs(capsys, "multimnist_cagrad_official", "--grid", "method.options.c=0.2,0.6")

@@ -10,7 +10,7 @@ from tests.bench.test_benchmarks_written import train
 from tests.bench.written_data import write_nyuv2
 from torch import nn
 
-from flatmtl_bench import recipes
+from flatmtl_bench import cli, recipes
 from flatmtl_bench.analysis.trained import trained
 from flatmtl_bench.metrics import Meter
 from flatmtl_bench.recipes.config import Data, Sharpness
@@ -177,3 +177,92 @@ class TestTrained:
             checkpoint.unlink()
         with pytest.raises(RunError, match="has no checkpoint of epoch"):
             trained(path)
+
+
+class Mute(Silent):
+    """A model that says nothing once it is trained."""
+
+    def forward(self, x, tasks=None):
+        outputs = super().forward(x, tasks)
+        return outputs if self.training else {task: output * float("nan") for task, output in outputs.items()}
+
+
+class Normed(Silent):
+    """A model that cannot be trained on one picture."""
+
+    def __init__(self, heads, in_channels):
+        super().__init__(heads, in_channels)
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(2))
+
+    def forward(self, x, tasks=None):
+        z = self.trunk(x)
+        z = z + self.pool(z)
+        return {task: self.ends[task](z) for task in (self.ends if tasks is None else tasks)}
+
+
+class TestHostileModels:
+    HERE = "tests.bench.test_trainer_scenes"
+
+    @pytest.mark.parametrize("recipe", ["scenes_mgda", "faces40_ls"])
+    def test_outputs_that_are_no_numbers_have_no_metrics(self, recipe):
+        name = recipe.partition("_")[0]
+        model = f"{self.HERE}:{'Mute' if name == 'scenes' else 'MuteFaces'}"
+        trainer = Trainer(config(recipe, replace(ROOMS, name=name), model=model))
+        values = trainer.evaluate("validation")
+        assert all(np.isnan(value) for name, value in values.items() if not name.startswith("valid"))
+
+    def test_a_last_batch_of_one_picture_is_refused_before_the_first(self):
+        rooms = replace(ROOMS, train_samples=7)
+        with pytest.raises(ValueError, match="the last batch of an epoch is one item of 7, which .*:Normed cannot be"):
+            Trainer(config(data=rooms, model=f"{self.HERE}:Normed"))
+        assert Trainer(config(data=replace(rooms, train_samples=8), model=f"{self.HERE}:Normed")).tasks == TASKS
+
+
+class MuteFaces(nn.Module):
+    """A model of faces that says nothing once it is trained."""
+
+    def __init__(self, heads, in_channels):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(in_channels, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.ends = nn.ModuleDict({task: nn.Linear(2, outputs) for task, outputs in heads.items()})
+
+    def forward(self, x, tasks=None):
+        z = self.trunk(x) * (1.0 if self.training else float("nan"))
+        return {task: self.ends[task](z) for task in (self.ends if tasks is None else tasks)}
+
+
+class TestData:
+    def test_a_root_without_the_data_is_refused(self, tmp_path):
+        for name in ("nyuv2", "cityscapes", "celeba", "multimnist"):
+            chosen = replace(recipes.build(f"{name}_ls"), root=str(tmp_path), device="cpu")
+            with pytest.raises(FileNotFoundError, match=f"in {tmp_path}.*`flatmtl data where"):
+                Trainer(chosen)
+
+    @pytest.mark.parametrize("workers", ["0", "1"])
+    def test_a_file_that_breaks_while_a_run_trains_is_one_message(self, tmp_path, monkeypatch, capsys, workers):
+        root = write_nyuv2(tmp_path / "nyuv2")
+        path = root / "val" / "depth" / "1.npy"
+        epoch = Trainer._epoch
+
+        def breaks(trainer, *given):
+            path.write_bytes(b"")
+            return epoch(trainer, *given)
+
+        monkeypatch.setattr(Trainer, "_epoch", breaks)
+        tiny = ("--model", "tests.bench.tiny:Tiny", "--width", "1", "--epochs", "1", "--device", "cpu", "--loggers")
+        words = ["run", "nyuv2_ls", "--root", str(root), *tiny, "--workers", workers, "--out", str(tmp_path / "runs")]
+        assert cli.main(words) == 1
+        said = capsys.readouterr().err
+        assert f"flatmtl: {path}: cannot be read" in said
+        assert "Traceback" not in said
+        assert "The same command with --resume goes on." in said
+
+    def test_a_run_goes_on_with_the_same_data_only(self, tmp_path):
+        root = write_nyuv2(tmp_path / "nyuv2")
+        chosen = config("nyuv2_ls", data=Data("nyuv2", validation_share=0.25), root=str(root))
+        train(chosen, tmp_path / "runs")
+        for path in (root / "train" / "label").iterdir():
+            np.save(path, np.zeros_like(np.load(path)))
+        changed = Trainer(chosen)
+        with RunFolder(tmp_path / "runs", chosen, resume=True) as folder, pytest.raises(RunError, match="other data"):
+            changed.check_data(folder)

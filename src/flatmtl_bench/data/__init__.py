@@ -50,6 +50,8 @@ def build(name: str, split: str, *, seed: int = 0, root: str | Path | None = Non
     one_of("dataset", name, DATASETS)
     one_of("split", split, SPLITS)
     known = [key for key in inspect.signature(DATASETS[name]).parameters if key not in ("split", "seed", "root")]
+    if "check" not in known:  # what is made on the spot, or read whole anyway, has nothing to leave unchecked
+        options.pop("check", None)
     for option in options:
         one_of(f"option of {name}", option, known)
     return DATASETS[name](split, seed=seed, root=root, **options)

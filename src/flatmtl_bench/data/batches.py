@@ -56,8 +56,9 @@ class Batches(Sampler[list[int]]):
     def shares(self) -> Iterator[float]:
         """Yield for each batch what the mean over this rank's slice counts for.
 
-        The mean over the ranks of these products is the mean over the batch, also where slices differ in length. It is
-        0 where a batch has no item for this rank: its slice is then an item of another rank, as no loss is without one.
+        The mean over the ranks of these products is the mean over the batch, also where slices differ in length, if
+        each item counts the same: a loss that leaves out pixels is near to it only. It is 0 where a batch has no item
+        for this rank: its slice is then an item of another rank, as no loss is without one.
 
         Example:
             >>> list(Batches(4, 3, rank=0, ranks=2).shares()), list(Batches(4, 3, rank=1, ranks=2).shares())

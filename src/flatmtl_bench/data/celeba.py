@@ -140,7 +140,8 @@ def celeba(
         split: ``train``, ``validation`` or ``test``.
         seed: changes nothing.
         root: folder of the data, by default ``data``.
-        source: ``full`` reads the files, ``faces40`` draws faces; ``auto`` is ``full`` if any of CelebA is in root.
+        source: ``full`` reads the files, ``faces40`` draws faces; ``auto`` is ``full`` if root is given or there is
+            anything of CelebA in ``data``.
         samples: number of pictures; None: all, or the usual number of drawn ones.
         validation_share: 0: there is no validation split; else it is the official one, whatever the share.
         check: look into every file of the split.
@@ -159,6 +160,11 @@ def celeba(
     folder = Path("data" if root is None else root).expanduser()
     if source != "faces40" and root is not None and not folder.exists():
         raise FileNotFoundError(f"root {folder} does not exist; expected a folder of data. Correct it, or omit it.")
+    if source == "auto" and root is not None and not any_of(folder):  # who says where it is wants no other
+        raise FileNotFoundError(
+            f"no CelebA in {folder}; expected its lists and pictures. `flatmtl data where celeba` says how they should "
+            "lie; --source faces40 needs no files."
+        )
     common = {
         "samples": samples,
         "validation_share": validation_share,

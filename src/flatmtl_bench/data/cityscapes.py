@@ -1,5 +1,6 @@
 """CityScapes: streets, with the class and the disparity of each pixel."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -59,7 +60,7 @@ def cityscapes(
     validation_share: float = 0.1,
     check: bool = True,
     augment: bool = True,
-    size: tuple[int, int] | None = None,
+    size: Sequence[int] | None = None,
     disparity: Zoom = "multiply",
 ) -> TaskDataset:
     """Return one split of CityScapes, or of rendered streets in its place.
@@ -89,4 +90,4 @@ def cityscapes(
     }
     if folder is not None:
         return CityScapes(split, folder, check=check, **common)
-    return Streets(split, **common) if size is None else Streets(split, size=size, **common)
+    return Streets(split, size=size, **common)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 NAMED = 3  # files that are like one whose finding is told in full
 
@@ -38,11 +39,15 @@ class Missing(Finding):
 
 
 class Broken(ValueError):
-    """A file cannot be read; the message is the finding."""
+    """A file cannot be read; the message is the finding.
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(str(finding))
-        self.finding = finding
+    Args:
+        finding: on the file; or the message with which a loader process reports one, of which the last line is kept.
+    """
+
+    def __init__(self, finding: Finding | str) -> None:
+        super().__init__(str(finding).splitlines()[-1].removeprefix(f"{__name__}.{type(self).__name__}: "))
+        self.finding: Any = finding
 
 
 def one_line_each(findings: Iterable[Finding]) -> list[str]:

@@ -48,7 +48,7 @@ class Layout:
 
         Raises:
             ValueError: the source is unknown, or a size is wanted of files, which have theirs.
-            FileNotFoundError: the full data are not there and must be, or a root does not exist.
+            FileNotFoundError: the full data are not there, but must be or were said to be; or a root does not exist.
         """
         one_of("source", source, ("auto", "full", self.embedded))
         folder = Path("data" if root is None else root).expanduser()
@@ -57,7 +57,7 @@ class Layout:
         if root is not None and not folder.exists():
             raise FileNotFoundError(f"root {folder} does not exist; expected a folder of data. Correct it, or omit it.")
         found = self.find(folder)
-        if found is None and source == "full":
+        if found is None and (source == "full" or root is not None):  # who says where they are wants no others
             raise FileNotFoundError(
                 f"no {self.name} in {folder} or {folder / self.name}; expected {self.text}. `flatmtl data where "
                 f"{self.name}` says how to obtain it; --source {self.embedded} needs no files."

@@ -1,5 +1,6 @@
 """NYUv2: rooms, with the class, depth and normal of each pixel."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def nyuv2(
     validation_share: float = 0.1,
     check: bool = True,
     augment: bool = True,
-    size: tuple[int, int] | None = None,
+    size: Sequence[int] | None = None,
 ) -> TaskDataset:
     """Return one split of NYUv2, or of rendered rooms in its place.
 
@@ -77,4 +78,4 @@ def nyuv2(
     }
     if folder is not None:
         return NYUv2(split, folder, check=check, **common)
-    return Scenes(split, **common) if size is None else Scenes(split, size=size, **common)
+    return Scenes(split, size=size, **common)

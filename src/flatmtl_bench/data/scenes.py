@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -46,6 +46,7 @@ class RenderedDataset(AugmentedDataset):
 
     name: ClassVar[str]
     kind: ClassVar[str]
+    usual_size: ClassVar[tuple[int, int]]
     zoom: Zoom = "divide"
 
     def __init__(
@@ -57,7 +58,7 @@ class RenderedDataset(AugmentedDataset):
         source: str = "auto",
         samples: int | None = None,
         validation_share: float = 0.1,
-        size: tuple[int, int],
+        size: Sequence[int] | None = None,
         augment: bool = True,
     ) -> None:
         one_of("split", split, SPLITS)
@@ -71,7 +72,7 @@ class RenderedDataset(AugmentedDataset):
             raise ValueError("validation_share=0 leaves no pictures for split 'validation'. Choose another split.")
         samples = PICTURES[split] if samples is None else samples
         whole_number("samples", samples, 1)
-        self.size = _checked(size)
+        self.size = _checked(self.usual_size if size is None else size)
         self.split, self.source, self.seed, self.samples = split, self.name, seed, samples
         self.augment = augment and split == "train"
         self._kept: dict[int, Item] = {}
@@ -149,36 +150,13 @@ class Scenes(RenderedDataset):
         scenes test: 2 rooms, rendered at 64 x 64
     """
 
-    name, kind = "scenes", "rooms"
+    name, kind, usual_size = "scenes", "rooms", (64, 64)
     classes: Mapping[str, tuple[str, ...]] = {"segmentation": NYUV2_CLASSES}
     objectives: Mapping[str, Objective] = {
         "segmentation": Segmentation(NYUV2_CLASSES),
         "depth": Depth(),
         "normals": Normals(),
     }
-
-    def __init__(
-        self,
-        split: str,
-        *,
-        seed: int = 0,
-        root: str | Path | None = None,
-        source: str = "auto",
-        samples: int | None = None,
-        validation_share: float = 0.1,
-        size: tuple[int, int] = (64, 64),
-        augment: bool = True,
-    ) -> None:
-        super().__init__(
-            split,
-            seed=seed,
-            root=root,
-            source=source,
-            samples=samples,
-            validation_share=validation_share,
-            size=size,
-            augment=augment,
-        )
 
     def draw(self, draws: Draws) -> Item:
         """Return a picture of a random room, uint8, and its targets."""
@@ -235,7 +213,7 @@ class Streets(RenderedDataset):
         {'segmentation': (64, 128), 'depth': (1, 64, 128)}
     """
 
-    name, kind = "streets", "streets"
+    name, kind, usual_size = "streets", "streets", (64, 128)
     classes: Mapping[str, tuple[str, ...]] = {"segmentation": CITYSCAPES_CLASSES}
     objectives: Mapping[str, Objective] = {"segmentation": Segmentation(CITYSCAPES_CLASSES), "depth": Depth()}
 
@@ -248,7 +226,7 @@ class Streets(RenderedDataset):
         source: str = "auto",
         samples: int | None = None,
         validation_share: float = 0.1,
-        size: tuple[int, int] = (64, 128),
+        size: Sequence[int] | None = None,
         augment: bool = True,
         disparity: Zoom = "multiply",
     ) -> None:
@@ -296,7 +274,7 @@ def _borders(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return flaws.borders(labels, max(1, min(size) // 96))
 
 
-def _checked(size: tuple[int, int]) -> tuple[int, int]:
+def _checked(size: Sequence[int]) -> tuple[int, int]:
     """Return height and width, which are multiples of 32."""
     if len(size) != 2:
         raise ValueError(f"size must be height and width, got {size!r}.")

@@ -116,6 +116,11 @@ def load(kinds: Sequence[str], source: str, root: str | Path | None, download: b
         if root is not None and not folder.exists() and not download:
             raise FileNotFoundError(f"root {folder} does not exist; expected a folder of data. Correct it, or omit it.")
         source = _automatic(wanted, folder, download)
+        if source == "mnist5k" and root is not None:  # who says where they are wants no others
+            raise FileNotFoundError(
+                f"neither MNIST/raw nor ready-made pairs in {folder}; `flatmtl data where multimnist` says how they "
+                "should lie. Correct root, or omit it; --source mnist5k needs no files."
+            )
     if source != "full" and download:
         raise ValueError(f"download=True is for source='full', got source={source!r}. Omit one of the two.")
     if source == "mnist5k" and wanted != ["mnist"]:

@@ -28,8 +28,9 @@ class DenseObjective(Objective):
 
         The difference of two scores is a mean of log ratios. So which of two epochs is the better one depends neither
         on units (an error in metres or millimetres, a share or per cent) nor on the values of any other method, which
-        Delta m would need; for small changes it is the order that Delta m gives. Where nothing is right that should
-        be, or no pixel had a label, the score is minus infinity: an epoch that is chosen only if all are like it.
+        Delta m would need; for small changes of one task it is the order that Delta m gives. Where nothing is right
+        that should be, or no pixel had a label, the score is minus infinity: an epoch that is chosen only if all are
+        like it.
 
         Example:
             >>> from flatmtl_bench.metrics import Depth

@@ -1,5 +1,6 @@
 """What the output of one task is trained by and judged by."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -51,7 +52,7 @@ def full_precision(output: Tensor) -> Tensor:
 class MeanLoss(MeanMetric):
     """The mean of an objective's loss, in which each item of a batch counts the same.
 
-    Batches without a valid label take no part; the mean over none is NaN.
+    Batches without a valid label take no part; the mean over none is NaN, and so is that of losses of which one is.
 
     Example:
         >>> from flatmtl_bench.metrics import Classification
@@ -62,7 +63,7 @@ class MeanLoss(MeanMetric):
     """
 
     def __init__(self, objective: Objective) -> None:
-        super().__init__()
+        super().__init__(nan_strategy=math.nan)  # torchmetrics would leave NaN out of the mean
         self._objective = objective
 
     def update(self, output: Tensor, target: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -97,6 +98,13 @@ class Meter:
             part.to(output.device).update(output, target)
 
     def compute(self) -> dict[str, float]:
-        """Return the values over all batches so far, of all ranks."""
+        """Return the values over all batches so far, of all ranks.
+
+        Where the loss of valid labels is NaN the model has said nothing, which some metrics would take for an answer:
+        all of them are NaN then, too.
+        """
+        loss = float(self._loss.compute())
         values = {name: float(value) for name, value in self._metrics.compute().items()}
-        return {"loss": float(self._loss.compute()), **values, "score": self._objective.score(values)}
+        if math.isnan(loss) and values.get("valid") != 0.0:
+            values = dict.fromkeys(values, math.nan)
+        return {"loss": loss, **values, "score": self._objective.score(values)}

@@ -315,6 +315,15 @@ class Config:
         """Return plain values that JSON can hold; :meth:`from_dict` is the inverse."""
         return dataclasses.asdict(self)
 
+    def flat(self) -> dict[str, Any]:
+        """Return the values by their dotted names, which are those of the flags; of options each has its own.
+
+        Example:
+            >>> Config(method=Method("cagrad", {"c": 0.2})).flat()["method.options.c"]
+            0.2
+        """
+        return _flat(self.to_dict())
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
         """Return the config that :meth:`to_dict` was called on.
@@ -323,6 +332,13 @@ class Config:
             ValueError: if a value is missing or not one of a config, e.g. of another version.
         """
         return _from_dict(cls, values)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
 def _from_dict(cls: type, values: Mapping[str, Any]) -> Any:

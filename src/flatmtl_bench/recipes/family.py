@@ -35,6 +35,13 @@ METHODS = {
 }
 """Every method, by the name that recipes have."""
 
+
+def official(mgda: Method) -> dict[str, Method]:
+    """Return the methods of the authors' code but for Multi-MNIST; MGDA differs from data set to data set."""
+    cagrad = Method("cagrad", {"c": 0.4, "rescale": "1+c2"})
+    return {"mgda": mgda, "pcgrad": METHODS["pcgrad"], "cagrad": cagrad, "imtl_g": METHODS["imtl_g"]}
+
+
 Perturbation = Literal["sam", "asam"]
 RADII = ("0.005", "0.01", "0.05", "0.1", "0.5", "1.0", "2.0", "5.0")
 """Of the perturbation: the paper tunes it from 0.005 to 5 and does not say what came out."""

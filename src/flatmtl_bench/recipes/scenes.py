@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from flatmtl_bench.recipes.config import Config, Data, Method, Optimizer, Schedule, Sharpness
-from flatmtl_bench.recipes.family import METHODS, Family
+from flatmtl_bench.recipes.family import METHODS, Family, official
 
 NYUV2, CITYSCAPES, SCENES, STREETS = (
     {"nyuv2": "NYUv2"},
@@ -76,12 +76,6 @@ def scenes(dataset: str) -> Config:
 def streets(dataset: str) -> Config:
     """Rendered streets, twice as wide."""
     return replace(scenes(dataset), data=Data(dataset, size=[64, 128]))
-
-
-def official(mgda: Method) -> dict[str, Method]:
-    """Return the methods of the authors' code for scenes, of which MGDA differs from data set to data set."""
-    cagrad = Method("cagrad", {"c": 0.4, "rescale": "1+c2"})
-    return {"mgda": mgda, "pcgrad": METHODS["pcgrad"], "cagrad": cagrad, "imtl_g": METHODS["imtl_g"]}
 
 
 FAMILIES = (

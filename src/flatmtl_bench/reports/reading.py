@@ -40,6 +40,11 @@ class Run:
         """Names of the metrics of a result table, as ``miou/segmentation``; and which direction is good."""
         return self.summary.get("better", {})
 
+    @property
+    def fingerprint(self) -> str | None:
+        """What tells the run's test data from others."""
+        return self.summary.get("fingerprints", {}).get("test")
+
     def series(self, name: str) -> list[float | None]:
         """Return one metric over the epochs; None where it was not finite."""
         return [row.get(name) for row in self.rows]
@@ -74,6 +79,9 @@ def _summary(path: Path) -> dict[str, Any]:
     better = summary.get("better", {})
     if not (isinstance(better, dict) and all("/" in name and better[name] in ("higher", "lower") for name in better)):
         raise ValueError(f"{path / 'summary.json'} is broken: 'better' is no direction of each metric/task.")
+    prints = summary.get("fingerprints", {})
+    if not (isinstance(prints, dict) and all(isinstance(text, str) for text in prints.values())):
+        raise ValueError(f"{path / 'summary.json'} is broken: 'fingerprints' is no text for each split.")
     return summary
 
 
@@ -115,7 +123,7 @@ def find(folders: Sequence[str | Path]) -> Found:
         except (OSError, ValueError) as error:
             others.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
-        same, _ = found.setdefault((run_name(run.config), run.summary.get("fingerprint")), (path, run))
+        same, _ = found.setdefault((run_name(run.config), run.fingerprint), (path, run))
         if same != path:
             others.append(f"{path} is the same run as {same}, which is taken.")
     return Found([run for _, run in found.values()], others)

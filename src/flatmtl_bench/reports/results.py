@@ -11,8 +11,8 @@ from typing import Any
 from flatmtl_bench.recipes import METHODS, Config
 from flatmtl_bench.reports.columns import Column, Values, columns
 from flatmtl_bench.reports.reading import Run
-from flatmtl_bench.reports.settings import OPTIONS, Settings, differing, settings
-from flatmtl_bench.runs import digest
+from flatmtl_bench.reports.settings import OPTIONS, Settings, differing
+from flatmtl_bench.runs import digest, settings
 
 FLAT = ("rho", "method.perturbation", "method.rho_heads", "method.norm", "method.combine", "method.flat_scale")
 """Settings of the flat methods alone."""
@@ -159,7 +159,7 @@ def tables(runs: Sequence[Run]) -> list[Table]:
     groups: dict[object, list[Run]] = defaultdict(list)
     for run in runs:
         config = run.config
-        data = (config.data.name, config.source, run.summary.get("fingerprint"))
+        data = (config.data.name, config.source, run.fingerprint)
         groups[data, config.model, config.width, config.epochs, config.protocol, config.averaging].append(run)
     return [_table(group) for group in groups.values()]
 
@@ -176,7 +176,7 @@ def _table(runs: Sequence[Run]) -> Table:
         results = _results(group, tasks(better))
         rows += [Row(results)] if results else []
         lacking += _lacking(group, tasks(better))
-    return Table(runs[0].config, runs[0].summary.get("fingerprint"), _in_order(rows), better, lacking)
+    return Table(runs[0].config, runs[0].fingerprint, _in_order(rows), better, lacking)
 
 
 def _results(runs: Sequence[Run], wanted: Sequence[str]) -> list[Result]:

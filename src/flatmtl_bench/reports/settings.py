@@ -5,33 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatmtl_bench.recipes.config import NAMES_AND_VALUES, Config
-from flatmtl_bench.runs import ELSEWHERE
 
 Settings = Mapping[str, Any]
 """Values of a config by dotted names; of the method's options each has its own."""
 
 OPTIONS = "method.options"
-NO_SETTINGS = (*ELSEWHERE, "data.download", "data.unchecked")
-"""What decides no numbers, and the seed."""
-
-
-def settings(config: Config) -> dict[str, Any]:
-    """Return what decides the numbers of a run, beside the seed.
-
-    Example:
-        >>> from flatmtl_bench import recipes
-        >>> found = settings(recipes.build("multimnist_f_cagrad"))
-        >>> found["rho"], found["method.options.c"], "seed" in found
-        (0.5, 0.4, False)
-    """
-    return {name: value for name, value in _flat(config.to_dict()).items() if name not in NO_SETTINGS}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
 
 
 def differing(many: Sequence[Settings]) -> list[str]:
@@ -73,7 +51,7 @@ def flags(config: Config, names: Sequence[str]) -> str:
         >>> flags(recipes.build("multimnist_cagrad_official"), ["optimizer.lr", "method.options.c"])
         '--optimizer.lr 0.001 --method.options c 0.4 rescale 1+c2'
     """
-    values = _flat(config.to_dict())
+    values = config.flat()
     words: list[str] = []
     for name in names:
         if not name.startswith(OPTIONS):

@@ -84,6 +84,11 @@ class Sweep:
             raise ValueError("name recipes first: flatmtl sweep RECIPE... [OPTIONS]; `flatmtl list` shows them.")
         runs = by_name(combinations(self.grids, self.seeds, flags))
         for run in runs.values():
+            if self.tune and not run.config.data.validation_share:
+                raise ValueError(
+                    f"--tune chooses by validation data, of which {run.config.recipe} holds none out. Tune the recipe "
+                    "without _paper or _official, then train this one with what came out."
+                )
             if (run.config.devices or 1) * run.config.num_nodes > 1:
                 raise ValueError(
                     "a sweep trains each run in one process, but --devices or --num-nodes asks for several. "
