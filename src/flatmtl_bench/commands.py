@@ -73,14 +73,15 @@ def _families() -> Iterator[str]:
 
 
 def _listed(part: str) -> Iterator[str]:
-    found = {name: recipe.text for name, recipe in RECIPES.items() if part in name}
+    wanted = part.lower().replace("-", "_")  # as in the tables, too: F-IMTL
+    found = {name: recipe.text for name, recipe in RECIPES.items() if wanted in name}
     if not found:
         raise Stop(f"no recipe contains {part!r}; `flatmtl list` shows how all {len(RECIPES)} are named.")
     for name, text in found.items():
         yield f"{name:<36} {text}"
     if part in RECIPES:
         for name, values in RECIPES[part].grid.items():
-            yield f"  open: {name}={','.join(values)}"
+            yield f"  {part} leaves open: {name}={','.join(values)}"
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,8 @@ def _train(command: Run) -> dict[str, Any]:
                 return folder.summary()
         for dataset in trainer.data.values():
             say(str(dataset))
+        if trainer.config.task is not None:
+            say(f"single-task learning: {trainer.config.task} alone; --task trains another.")
         bar = RunBar(bars, f"{trainer.config.label}, seed {trainer.config.seed}", trainer.means)
 
         def watch(done: int, total: int, row: Row | None) -> None:

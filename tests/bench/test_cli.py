@@ -145,9 +145,19 @@ def test_list_alone_shows_how_they_are_named(capsys):
     assert names >= set(RECIPES)
 
 
+def test_list_finds_the_names_of_tables_too(capsys):
+    assert cli.main(["list", "F-IMTL-G"]) == 0
+    assert "scenes_f_imtl_g" in capsys.readouterr().out
+
+
+def test_what_is_drawn_can_be_had_without_files(capsys):
+    assert cli.main(["data", "where", "scenes"]) == 0
+    assert "need no files" in capsys.readouterr().out
+
+
 def test_list_shows_what_a_recipe_leaves_open(capsys):
     assert cli.main(["list", "multimnist_f_cagrad"]) == 0
-    assert "  open: method.options.c=0.2,0.4,0.6,0.8" in capsys.readouterr().out.splitlines()
+    assert "  multimnist_f_cagrad leaves open: method.options.c=0.2,0.4,0.6,0.8" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(("words", "code"), [([], 2), (["--help"], 0)])

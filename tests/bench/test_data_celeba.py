@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 
 from flatmtl_bench.data.attributes import official
-from flatmtl_bench.data.celeba import CelebA, celeba
+from flatmtl_bench.data.celeba import CelebA, celeba, check_celeba
 from flatmtl_bench.data.check import check as check_folder
 
 SPLITS = ["train", "validation", "test"]
@@ -283,3 +283,11 @@ def test_the_written_lists_can_be_read_as_csv(tmp_path):
         rows = list(csv.DictReader(file))
     labels = CelebA("train", root).labels
     assert [[int(row[name] == "1") for name in ATTRIBUTES] for row in rows[:8]] == labels.tolist()
+
+
+def test_a_partition_without_pictures_is_a_finding(tmp_path):
+    root = write_celeba(tmp_path, layout="nested", lists="txt")
+    path = root / "list_eval_partition.txt"
+    path.write_text(path.read_text().replace(" 2\n", " 0\n"))
+    report = str(check_celeba(root))
+    assert f"{path}: no picture of partition 2 (test); expected some of each of 0, 1 and 2" in report

@@ -276,6 +276,20 @@ class TestModelsFromElsewhere:
         with pytest.raises(ValueError, match=message):
             models.build(path, HEADS)
 
+    def test_a_name_with_a_dot_wants_a_colon(self):
+        with pytest.raises(
+            ValueError, match="'my_models.Own' is none of ours; .* 'package.module:factory', with a colon"
+        ):
+            models.build("my_models.Own", HEADS)
+
+    def test_an_error_of_the_factory_is_told_as_its_own(self, monkeypatch):
+        def broken(heads, in_channels):
+            raise ValueError("my own fault")
+
+        monkeypatch.setattr(sys.modules["my_models"], "Own", broken)
+        with pytest.raises(RuntimeError, match="the factory of model my_models:Own raised ValueError: my own fault"):
+            models.build("my_models:Own", HEADS)
+
     def test_they_come_in_their_own_width(self):
         with pytest.raises(ValueError, match="'my_models:Own' has one width only, got width 0.5"):
             models.build("my_models:Own", HEADS, width=0.5)

@@ -313,6 +313,15 @@ class TestBaseline:
             trained_alone(out, "multimnist_stl", drawn(PAIRS), PAIRS, 0, optimizer=Optimizer(lr=lr))
         assert "No Delta m: there are 2 STL rows." in report.text()
 
+    def test_the_runs_that_are_lacking_are_a_command_with_the_settings_of_the_others(self, out, report):
+        changed = {"width": 0.0625, "epochs": 3, "data": replace(recipes.build("scenes_ls").data, train_samples=16)}
+        better = {"miou/segmentation": "higher", "abs_err/depth": "lower"}
+        made_result(out, config("scenes_ls", **changed), drawn(better), better)
+        assert (
+            "flatmtl sweep scenes_stl --grid task=segmentation,depth --seeds 1 --epochs 3 --width 0.0625 "
+            "--data.train-samples 16"
+        ) in " ".join(report.text().split())
+
     def test_flat_single_task_runs_are_no_baseline(self, out, report):
         trained_alone(out, "multimnist_f_stl", drawn(PAIRS), PAIRS, 0)
         (table,) = report()

@@ -315,6 +315,10 @@ def check_celeba(root: Path) -> Report:
     for place, split in enumerate(SPLITS):
         count = sum(part == bytes([place]) for part in partition.values())
         report.facts.append(f"{split}: {count:,} pictures")
+        if not count:
+            path = _list(root, "list_eval_partition") or root
+            given, expected = f"no picture of partition {place} ({split})", "some of each of 0, 1 and 2"
+            report.findings.append(Finding(path, f"no {split}", given, expected, "Fetch the whole list again."))
     report.findings += missing(folder, list(attributes))
     absent = {finding.path.name for finding in report.findings}
     report.findings += damaged(folder, [name for name in attributes if name not in absent], decode=True)

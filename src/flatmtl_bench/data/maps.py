@@ -95,7 +95,15 @@ class Map(ABC):
             findings.append(Finding(path, "dtype", f"dtype {array.dtype}", self.what, _mend("convert it")))
         if array.ndim != 2 + len(self.values) or array.shape[2:] != self.values or 0 in array.shape:
             sizes = ", ".join(["height", "width", *map(str, self.values)])
-            findings.append(Finding(path, "shape", f"shape {array.shape}", f"({sizes})", _mend("reshape it")))
+            findings.append(
+                Finding(
+                    path,
+                    "shape",
+                    f"shape {array.shape}",
+                    f"({sizes})",
+                    _mend("put its axes into this order, with numpy.moveaxis and not reshape,"),
+                )
+            )
             return None, findings
         return (array.shape[0], array.shape[1]), findings
 

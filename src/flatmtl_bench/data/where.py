@@ -156,6 +156,8 @@ def where(name: str = "") -> str:
         >>> print(where("celeba").splitlines()[0])
         celeba
     """
+    if name in ("scenes", "streets", "faces40"):
+        return f"{name} are drawn when they are asked for, and need no files."
     if name:
         one_of("dataset", name, SOURCES)
     return "\n\n".join(source.text(key) for key, source in SOURCES.items() if name in ("", key))

@@ -82,6 +82,8 @@ def build(name: str, heads: Mapping[str, int], in_channels: int = 1, width: floa
     if ":" in name:
         _check_one_width(name, width)
         return build_imported(name, heads, in_channels)
+    if name not in MODELS and "." in name:
+        raise ValueError(f"model {name!r} is none of ours; one of your own is 'package.module:factory', with a colon.")
     one_of("model", name, MODELS)
     if _takes_width(MODELS[name]):
         return MODELS[name](heads, in_channels, width=width)

@@ -24,7 +24,10 @@ def build_imported(path: str, heads: Mapping[str, int], in_channels: int) -> nn.
     """
     factory = _load(path)
     _check_call(factory, (heads, in_channels), f"{path} cannot be called as factory(heads, in_channels)")
-    model = factory(heads, in_channels)
+    try:
+        model = factory(heads, in_channels)
+    except ValueError as error:  # else it would seem to be of ours
+        raise RuntimeError(f"the factory of model {path} raised {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"{path} made a {type(model).__name__}; expected a torch.nn.Module whose forward(x, tasks=None) returns "

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from flatmtl_bench.recipes import RECIPES
+from flatmtl_bench.recipes import RECIPES, Config
 from flatmtl_bench.reports import paper
 from flatmtl_bench.reports.columns import Values
 from flatmtl_bench.reports.delta import delta_m
 from flatmtl_bench.reports.results import Row, Table, seeds_text
+from flatmtl_bench.reports.settings import flags
+from flatmtl_bench.runs import settings
 
 BaselineName = Literal["stl", "paper"]
 
@@ -76,7 +78,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _remedy(table: Table) -> str:
-    """Return the command that trains single-task runs which are like the others."""
+    """Return the command that trains single-task runs which are like the others, but for where they are."""
     mine = (table.config.data.name, table.config.protocol)
     recipes = (
         name
@@ -85,10 +87,17 @@ def _remedy(table: Table) -> str:
     )
     recipe = next(recipes, f"{table.config.data.name}_stl")
     seeds = max((len(row.seeds) for row in table.rows), default=1)
-    return (
-        f"Train them, with the settings of the others: flatmtl sweep {recipe} "
-        f"--grid task={','.join(table.tasks)} --seeds {seeds}"
-    )
+    command = f"flatmtl sweep {recipe} --grid task={','.join(table.tasks)} --seeds {seeds} {_changed(table.config)}"
+    return f"Train them, with the --root and --out of the others: {command.strip()}"
+
+
+def _changed(config: Config) -> str:
+    """Return as flags what a config has otherwise than its recipe, but for the method and where the data are."""
+    if config.recipe not in RECIPES:
+        return ""
+    own, usual = settings(config), settings(RECIPES[config.recipe].config)
+    aside = ("method.", "rho", "task", "source")
+    return flags(config, [name for name in usual if not name.startswith(aside) and own.get(name) != usual[name]])
 
 
 def of_paper(table: Table) -> Baseline:
