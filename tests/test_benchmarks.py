@@ -10,8 +10,12 @@ import torch
 
 pytest.importorskip("torchjd")
 pytest.importorskip("scipy")
-from benchmarks import aggregators, step
+from benchmarks import aggregators, loaders, scenes, step
 from docs import generate
+from tests.bench.small import made_result
+
+from flatmtl_bench import data, recipes
+from flatmtl_bench.recipes.config import Data
 
 TASKS = (2, 3)
 
@@ -221,3 +225,35 @@ class TestStep:
     def test_the_docs_say_whether_memory_is_within_its_goal(self, steps, copies, says):
         goal = {**steps["memory_goal"], "shared_parameters": copies}
         assert says in generate.step_memory_sentence({**steps, "memory_goal": goal})
+
+
+class TestLoaders:
+    @pytest.mark.parametrize("name", ["nyuv2", "cityscapes"])
+    def test_what_is_written_is_read_as_that_data_set(self, tmp_path, name):
+        loaders.write_maps(tmp_path, name, (32, 64))
+        items = data.build(name, "train", root=tmp_path, validation_share=0.0)
+        assert (items.source, len(items), items[0][0].shape) == ("full", 48, (3, 32, 64))
+
+    def test_faces_too(self, tmp_path):
+        loaders.write_faces(tmp_path)
+        assert [len(data.build("celeba", split, root=tmp_path)) for split in data.SPLITS] == [224, 16, 16]
+
+    def test_the_time_of_training_is_divided_into_steps_and_waiting(self):
+        small = Data("scenes", size=[32, 32], train_samples=4, validation_samples=1, test_samples=1)
+        config = replace(recipes.build("scenes_ls"), data=small, batch_size=2, width=1 / 64, device="cpu", loggers=[])
+        found = loaders.record("scenes", config, loaders.Options(workers=(0,), seconds=0.01, steps=2))
+        assert found["alone"]["0"] > found["training"]["rate"] > 0
+        assert 0 < found["training"]["waiting"] < 1
+
+
+def test_the_result_of_scenes_is_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(scenes, "METHODS", ("ls",))
+    options = scenes.Options(runs=str(tmp_path), seeds=1)
+    better = {"miou/segmentation": "higher", "abs_err/depth": "lower", "mean/normals": "lower"}
+    for name in ("scenes_ls", "scenes_f_ls"):
+        made_result(tmp_path, replace(recipes.build(name), source="scenes"), dict.fromkeys(better, 0.5), better)
+    for path in tmp_path.iterdir():
+        (path / "env.json").write_text(json.dumps({"python": "3.11.0"}))
+    found = scenes.result(options)
+    assert [row["flat_settings"]["rho"] for row in found["rows"]] == [0.0, 0.05]
+    assert (found["width"], found["environment"]["python"]) == (options.width, "3.11.0")

@@ -71,7 +71,7 @@ def test_every_method_trains_an_epoch_and_is_evaluated(roots, tmp_path, benchmar
     ("recipe", "changes"),
     [
         ("multimnist_f_cagrad_official", {}),
-        ("celeba_f_ls_paper", {}),
+        pytest.param("celeba_f_ls_paper", {}, marks=pytest.mark.slow),
         ("nyuv2_f_imtl_g_paper", {"width": 0.0625}),
         ("nyuv2_f_mgda_official", {"width": 0.0625}),
         ("cityscapes_f_cagrad_official", {"width": 0.0625}),
