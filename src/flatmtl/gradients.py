@@ -1,17 +1,17 @@
 """Task gradients: the rows of the Jacobian in one buffer, each head's gradient beside it, and ``.grad``."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flatmtl._linalg import copy_each, inner, subtract_each, without_autocast
+from flatmtl._linalg import SHORT, copy_each, inner, subtract_each, without_autocast
 from flatmtl.graph import edges
 from flatmtl.parameters import TaskParameters
-from flatmtl.shards import Whole, memory_of
+from flatmtl.shards import Early, Whole, memory_of
 
 SMALL = 1 << 18
 """Up to so many shared parameters one copy of a gradient costs less than to go through it piece by piece on the CPU.
@@ -30,8 +30,10 @@ class GraphNotKept(RuntimeError):
     """The graph of a loss cannot be kept for a second backward pass; for one it still serves."""
 
 
-def gradient(layout: Whole, loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool) -> Gradient:
-    """Return what this process holds of the gradient of a loss on parameters.
+def gradient(
+    layout: Whole, loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool, early: Early | None = None
+) -> Gradient:
+    """Return what this process holds of the gradient of a loss on parameters, or what ``early`` made of it.
 
     Raises:
         GraphNotKept: if the graph was to be kept and a compiled function in it refuses.
@@ -39,12 +41,12 @@ def gradient(layout: Whole, loss: Tensor, parameters: Sequence[Parameter], *, ke
     """
     try:
         with without_autocast(loss.device):  # which backward passes obey, though the graph says what is narrow
-            found = layout.gradient(loss, parameters, keep_graph=keep_graph)
+            found = layout.gradient(loss, parameters, keep_graph=keep_graph, early=early or {})
     except RuntimeError as error:
         if keep_graph and "donated buffers" in str(error):
             if not _allow_keeping(loss):
                 raise GraphNotKept from error
-            return gradient(layout, loss, parameters, keep_graph=True)
+            return gradient(layout, loss, parameters, keep_graph=True, early=early)
         if "second time" in str(error):
             raise RuntimeError(
                 "a loss that the closure returned uses a forward pass from outside this call, whose graph is used up. "
@@ -58,7 +60,7 @@ def gradient(layout: Whole, loss: Tensor, parameters: Sequence[Parameter], *, ke
                 "gradient_checkpointing_kwargs={'use_reentrant': False})."
             ) from error
         raise
-    return [None if g is None else _dense(g.detach()) for g in found]
+    return [None if g is None else _dense(g) for g in found]
 
 
 def _allow_keeping(loss: Tensor) -> bool:
@@ -108,6 +110,7 @@ class Rows:
         self._sizes = [p.numel() for p in shared]
         self.matrix = torch.empty(count, sum(self._sizes), dtype=dtype, device=shared[0].device)
         self._views = [self.unflatten(row) for row in self.matrix]
+        self._products: dict[int, Tensor] = {}  # of what was subtracted early, by the number of the parameter
 
     def fits(self, parameters: TaskParameters, count: int) -> bool:
         """Return whether the buffer was made for parameters such as these and as many rows."""
@@ -150,16 +153,24 @@ class Rows:
         """Return row ``i`` in the shapes of the shared parameters."""
         return self._views[i]
 
+    @cached_property
+    def _large(self) -> list[int]:
+        """Numbers of the parameters whose gradients are worth taking one by one, as a backward pass finds them."""
+        if self.matrix.device.type != "cpu" or self.matrix.shape[1] <= SMALL:
+            return []
+        return [j for j, (shape, _, device) in enumerate(self._kinds) if device.type == "cpu" and shape.numel() > SHORT]
+
+    def writing(self, i: int) -> Early:
+        """Return what does a part of :meth:`write` early."""
+        return {j: self._views[i][j].copy_ for j in self._large}
+
     def write(self, i: int, part: Gradient) -> None:
         """Set row ``i``, with zeros for parameters that are not reached."""
-        self.write_into(self.matrix[i], part)
+        _write(part, self._views[i])
 
     def write_into(self, vector: Tensor, part: Gradient) -> None:
         """Set a vector of ``n`` entries to a gradient, with zeros for parameters that are not reached."""
-        reached = [(view, g) for view, g in zip(self.unflatten(vector), part, strict=True) if g is not None]
-        if len(reached) < len(part):
-            vector.zero_()
-        copy_each([g for _, g in reached], to=[view for view, _ in reached])
+        _write(part, self.unflatten(vector))
 
     def sample(self, i: int) -> Tensor:
         """Return a copy of some entries of row ``i``, evenly spread."""
@@ -181,20 +192,48 @@ class Rows:
         """Return the inner product of row ``i`` and a gradient, a float64 scalar; finite only if both are."""
         return inner(*self._reached(i, part))
 
+    def subtracting(self, i: int) -> Early:
+        """Return what does a part of :meth:`subtract_from` early."""
+        self._products = {}
+
+        def subtract(j: int, g: Tensor) -> Tensor:
+            view = self._views[i][j]
+            if j not in self._products:  # a pass may be run again from the start
+                self._products[j] = subtract_each([view], [g])
+            return view
+
+        return {j: partial(subtract, j) for j in self._large}
+
     def subtract_from(self, i: int, part: Gradient) -> Tensor:
         """Set row ``i`` to the gradient minus the row, in place; return its inner product with the gradient."""
+        pieces = list(zip(self._views[i], part, strict=True))
+        for view, g in pieces:
+            if g is None:
+                view.neg_()
         views, gradients = self._reached(i, part)
         if len(views) == len(part) and (len(self.matrix[i]) <= SMALL or self.matrix.device.type != "cpu"):
             views, gradients = [self.matrix[i]], [torch.cat([g.reshape(-1) for g in gradients])]
-        for view, g in zip(self._views[i], part, strict=True):
-            if g is None:
-                view.neg_()
-        return subtract_each(views, gradients)
+        early = [self._products.pop(j) for j, (view, g) in enumerate(pieces) if g is view]
+        return torch.stack([subtract_each(views, gradients), *early]).sum()
 
     def _reached(self, i: int, part: Gradient) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the pieces of row ``i`` that a gradient reaches, and those of the gradient, on one device."""
-        pairs = [(view, g) for view, g in zip(self._views[i], part, strict=True) if g is not None]
+        """Return the pieces of row ``i`` that a gradient reaches, and those of the gradient outside, on one device."""
+        pairs = _outside(part, self._views[i])
         return [view for view, _ in pairs], [g.to(view.device) for view, g in pairs]
+
+
+def _outside(part: Gradient, views: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the views of a row that a gradient reaches, with its pieces, but for those that were taken early."""
+    return [(view, g) for view, g in zip(views, part, strict=True) if g is not None and g is not view]
+
+
+def _write(part: Gradient, views: Sequence[Tensor]) -> None:
+    """Set the views of a row to a gradient, with zeros for parameters that are not reached."""
+    for view, g in zip(views, part, strict=True):
+        if g is None:
+            view.zero_()
+    pairs = _outside(part, views)
+    copy_each([g for _, g in pairs], to=[view for view, _ in pairs])
 
 
 def reached_by(part: Gradient) -> set[int]:

@@ -1,6 +1,6 @@
 """The two kinds of pass over the data: the clean one, and the perturbed ones that repeat it elsewhere."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from flatmtl.parameters import TaskParameters, independent
 from flatmtl.perturbations import SAM, Part, ascend, kept
 from flatmtl.ranks import Ranks
 from flatmtl.replay import Replay
-from flatmtl.shards import memory_of
+from flatmtl.shards import Early, memory_of
 from flatmtl.sums import Agreement, Sum
 from flatmtl.task import Learned, Take, Task
 from flatmtl.transfer import Transfer
@@ -117,11 +117,14 @@ class Passes:
         perturbation: SAM,
         take: Take,
         weights: Tensor | None = None,
+        *,
+        early: Callable[[int], Early] | None = None,
     ) -> None:
         """Call ``take(task, loss, part, head)`` with each task's loss and gradients at its perturbed weights.
 
         The task's row may be overwritten by then, and tasks may be left out by :meth:`keep`. With ``weights`` the
-        perturbations are those of the weighted losses; what ``take`` gets is not weighted.
+        perturbations are those of the weighted losses; what ``take`` gets is not weighted. A gradient on the shared
+        parameters that needs no sum and no factor may go through ``early(row)`` on its way to ``take``.
         """
         own = perturbation.scope == "rank" and self.ranks.send_gradients
         J = self.rows.own[[task.position for task in self.tasks]] if own else self.rows.matrix[: len(self.tasks)]
@@ -138,7 +141,7 @@ class Passes:
                 trunk = self._trunk(present[0], perturbation.rho, weight_of[present[0]], common, local, own=own)
                 heads = [self._head(task, perturbation.rho_heads, weight_of[task], own=own) for task in present]
                 with self._perturbed_weights(perturbation, trunk, heads):
-                    self._perturbed_pass(present, take)
+                    self._perturbed_pass(present, take, early)
             self._land()
 
     def _trunk(
@@ -243,7 +246,8 @@ class Passes:
         present = self._agreement.after(number, losses)
         for name, loss, last in self._each(number, list(losses), losses, present):
             if loss is not None:
-                self._take_clean(tasks, number, name, loss, *self._gradient(name, loss, last=last))
+                early = None if name in tasks else self.rows.writing(self.parameters.tasks.index(name))
+                self._take_clean(tasks, number, name, loss, *self._gradient(name, loss, last=last, early=early))
             del loss  # and with it the graph of this task alone; no name holds a gradient longer than it is needed
             if present:
                 self._send_clean(tasks, name, keep_own=keep_own)
@@ -306,15 +310,18 @@ class Passes:
             if self.learned.forward_per_task:
                 losses.clear()  # their graph is used up
 
-    def _gradient(self, name: str, loss: Tensor, *, last: bool) -> tuple[Gradient, Gradient]:
+    def _gradient(
+        self, name: str, loss: Tensor, *, last: bool, early: Early | None = None
+    ) -> tuple[Gradient, Gradient]:
         """Return the gradient of a loss on the shared parameters and on its head, scaled by the scaler."""
         shared, loss = self.parameters.shared, self._scaled(loss)
         inputs = [*shared, *self.parameters.heads[name]]
         try:
-            both = gradient(self.layout, loss, inputs, keep_graph=not last and not self.learned.forward_per_task)
+            keep = not last and not self.learned.forward_per_task
+            both = gradient(self.layout, loss, inputs, keep_graph=keep, early=early)
         except GraphNotKept:
             self._give_each_task_a_forward()
-            both = gradient(self.layout, loss, inputs, keep_graph=False)
+            both = gradient(self.layout, loss, inputs, keep_graph=False, early=early)
         part, head = both[: len(shared)], both[len(shared) :]
         if not self.ranks.send_gradients:
             self._check_reached(name, reached_by(part))
@@ -381,7 +388,7 @@ class Passes:
         length = task.head_length if weight is None and not own else None
         return Part([p for p, _ in pairs], [g for _, g in pairs], rho, length)
 
-    def _perturbed_pass(self, group: Sequence[Task], take: Take) -> None:
+    def _perturbed_pass(self, group: Sequence[Task], take: Take, early: Callable[[int], Early] | None) -> None:
         sums: dict[str, tuple[Tensor, Gradient, Gradient]] = {}
         for number in range(len(self._closures)):
             asked = [task.name for task in group if number in task.closures]
@@ -391,12 +398,17 @@ class Passes:
                 task = named[name]
                 if loss is not None:
                     value = self._value(loss)
-                    sums[name] = _sum(sums.get(name), value, *self._gradient(name, loss, last=last))
+                    own = early(self.tasks.index(task)) if early is not None and self._comes_whole(task) else None
+                    sums[name] = _sum(sums.get(name), value, *self._gradient(name, loss, last=last, early=own))
                 del loss
                 if present:
                     self._send(task, take, sums.pop(name, None))
                 elif not self.ranks.send_gradients and number == task.closures[-1]:
                     take(task, *self._mean(task, *sums.pop(name)))
+
+    def _comes_whole(self, task: Task) -> bool:
+        """Return whether one pass finds what becomes of a task's row: nothing is to be summed or multiplied."""
+        return task in self.tasks and not self.ranks.send_gradients and self._factor(task) is None
 
     def _send(self, task: Task, take: Take, found: tuple[Tensor, Gradient, Gradient] | None) -> None:
         """Send what this rank has of a task's perturbed pass, when what was sent before has been taken."""

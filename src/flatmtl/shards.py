@@ -7,8 +7,9 @@ same shards of its vectors, so that what is a sum over all entries is summed ove
 """
 
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,9 @@ from torch.nn import Parameter
 from flatmtl._linalg import Gramian, gramian, norm
 from flatmtl.graph import edges
 from flatmtl.ranks import Ranks
+
+Early = Mapping[int, Callable[[Tensor], Tensor]]
+"""By the number of a parameter, what makes something of its gradient as soon as a backward pass has found it."""
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -38,9 +42,16 @@ class Whole:
         """Return the processes that train together; see :meth:`Ranks.of`."""
         return Ranks.of(group, model)
 
-    def gradient(self, loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool) -> Sequence[Tensor | None]:
-        """Return the gradient of a loss on parameters, ``None`` for one that is not reached."""
-        return autograd.grad(loss, list(parameters), retain_graph=keep_graph, allow_unused=True)
+    def gradient(
+        self, loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool, early: Early
+    ) -> Sequence[Tensor | None]:
+        """Return the gradient of a loss on parameters, ``None`` for one that is not reached.
+
+        What ``early`` makes of some of them, if it is given these, is returned in their stead.
+        """
+        with _given_away(parameters, early) as made:
+            found = autograd.grad(loss, list(parameters), retain_graph=keep_graph, allow_unused=True)
+        return [made.get(j, None if g is None else g.detach()) for j, g in enumerate(found)]
 
     def mean(self, number: Tensor) -> Tensor:
         """Return a number of a pass as its :meth:`gradient` comes: of this rank, or the mean over the ranks."""
@@ -115,11 +126,14 @@ class Shards(Whole):
             _check_options(module)
         return self._ranks
 
-    def gradient(self, loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool) -> Sequence[Tensor | None]:
+    def gradient(
+        self, loss: Tensor, parameters: Sequence[Parameter], *, keep_graph: bool, early: Early
+    ) -> Sequence[Tensor | None]:
         """Return the shards of the gradient, a mean over the ranks; every ``.grad`` is as before then.
 
         One forward pass serves any number of backward passes, as long as the weights do not move.
         """
+        del early  # the graph holds no shards
         variables = (getattr(node, "variable", None) for node, _ in edges(loss))
         leaves = [leaf for leaf in variables if isinstance(leaf, Tensor)]
         with _grads_put_back([*self._trainable, *leaves]):
@@ -278,6 +292,28 @@ def _split(rows: Tensor, shapes: Sequence[torch.Size]) -> Sequence[Tensor]:
     """Return the columns of rows in pieces of so many entries, without the padding at the end."""
     sizes = [shape.numel() for shape in shapes]
     return torch.split(rows[:, : sum(sizes)], sizes, dim=1)
+
+
+@contextmanager
+def _given_away(parameters: Sequence[Parameter], early: Early) -> Generator[dict[int, Tensor]]:
+    """Let ``early`` have gradients as they are found, and autograd stand-ins without memory; yield what that made.
+
+    A gradient that was just found is in the processor's cache, and its memory serves for the next one.
+    """
+    made: dict[int, Tensor] = {}
+
+    def give(j: int, g: Tensor | None) -> Tensor | None:
+        if g is None or g.layout != torch.strided:
+            return g
+        made[j] = early[j](g)
+        return g.new_zeros(()).expand_as(g)
+
+    handles = [cast(Any, parameters[j]).register_hook(partial(give, j)) for j in early]
+    try:
+        yield made
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -155,7 +155,7 @@ class Step:
         if perturbation is not None:
             if self._coming is not None:
                 self.passes.make_finite(self.passes.tasks[0])
-            self.passes.perturbed(perturbation, self.take_flat_gradient)
+            self.passes.perturbed(perturbation, self.take_flat_gradient, early=self.passes.rows.subtracting)
             return self.with_flat_direction()
         assert self.loss_direction is not None
         return self.loss_direction

@@ -143,7 +143,8 @@ class SummedPasses(Passes):
         parameters = [*self.parameters.shared, *(p for head in heads for p in head)]
         both: Gradient = [None] * len(parameters)
         if losses:
-            both = gradient(self.layout, self._weighted(losses, weights), parameters, keep_graph=False)
+            early = self.rows.writing(0)
+            both = gradient(self.layout, self._weighted(losses, weights), parameters, keep_graph=False, early=early)
         sizes = [len(self.parameters.shared), *map(len, heads)]
         part, *own = [both[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
         factor, dtype = self._inverse_scale(), self.rows.matrix.dtype

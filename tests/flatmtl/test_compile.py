@@ -277,10 +277,10 @@ class TestDonatedBuffers:
 def refusing(monkeypatch):
     """Graphs that refuse to be kept, as those of functions that donate their buffers do."""
 
-    def refuse(layout, loss, parameters, *, keep_graph):
+    def refuse(layout, loss, parameters, *, keep_graph, early=None):
         if keep_graph:
             raise GraphNotKept
-        return gradient(layout, loss, parameters, keep_graph=False)
+        return gradient(layout, loss, parameters, keep_graph=False, early=early)
 
     monkeypatch.setattr(passes, "gradient", refuse)
 
