@@ -235,8 +235,10 @@ def _add_multiples(
     number = float(factor) if factor.device.type == "cpu" else math.nan
     if fits_float32(number):
         for i, (base, step, place) in enumerate(zip(bases, steps, out, strict=True)):
-            scaled = step if times is None else torch.mul(step, times[i], out=place)
-            torch.add(base, scaled, alpha=number, out=place)
+            if times is None:
+                torch.add(base, step, alpha=number, out=place)
+            else:
+                torch.addcmul(base, step, times[i], value=number, out=place)
         return
     copy_each(steps, to=out)
     for device in {place.device for place in out}:
