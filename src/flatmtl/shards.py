@@ -51,6 +51,7 @@ class Whole:
         """
         with _given_away(parameters, early) as made:
             found = autograd.grad(loss, list(parameters), retain_graph=keep_graph, allow_unused=True)
+        found = cast("Sequence[Tensor | None]", found)  # as `allow_unused` has it
         return [made.get(j, None if g is None else g.detach()) for j, g in enumerate(found)]
 
     def mean(self, number: Tensor) -> Tensor:
