@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -283,6 +283,101 @@ def accuracies(row: Mapping[str, Any]) -> list[float]:
     return [100 * run["test"]["accuracy"] for run in row["runs"]]
 
 
+SCENES = {  # heading -> metric, factor, decimals
+    "mIoU, %": ("miou/segmentation", 100.0, 2),
+    "pixels, %": ("pixel_accuracy/segmentation", 100.0, 2),
+    "abs err, m": ("abs_err/depth", 1.0, 4),
+    "rel err": ("rel_err/depth", 1.0, 4),
+    "mean, °": ("mean/normals", 1.0, 2),
+    "median, °": ("median/normals", 1.0, 2),
+    "< 11.25°, %": ("within_11.25/normals", 100.0, 2),
+    "< 22.5°, %": ("within_22.5/normals", 100.0, 2),
+    "< 30°, %": ("within_30/normals", 100.0, 2),
+}
+
+
+def scenes_block() -> str:
+    """Return what the docs say of methods on rendered rooms."""
+    result = read("scenes.json")
+    seeds = len(result["rows"][0]["seeds"])
+    rho, form = (flat_setting(result, name) for name in ("rho", "method.perturbation"))
+    return "\n\n".join(
+        [
+            f"SegNet with MTAN of width {result['width']:g} on {result['samples']} rendered rooms of 64x64 pixels, "
+            f"{result['epochs']} epochs, {seeds} seeds, {form.upper()} with rho {rho:g} for the flat forms, which no "
+            "validation has chosen; test metrics of the epoch that is best on validation rooms, mean over the seeds. "
+            f"Delta m is the mean change against {result['baseline']['text']}, negative is better (mean ± standard "
+            "deviation over seeds; made by `python benchmarks/scenes.py`):",
+            scenes_table(result),
+            scenes_sentences(result),
+            "![Rooms of the test part: picture, truth and prediction](scenes.png)",
+        ]
+    )
+
+
+def flat_setting(result: Mapping[str, Any], name: str) -> Any:
+    """Return the value that all flat rows have in common."""
+    (value,) = {row["flat_settings"][name] for row in result["rows"] if row["flat"]}
+    return value
+
+
+def scenes_table(result: Mapping[str, Any]) -> str:
+    """Return a row for each method, plain and flat."""
+    rows = [["method", *SCENES, "Delta m, %"]]
+    for row in result["rows"]:
+        numbers = [f"{row['metrics'][name]['mean'] * factor:.{digits}f}" for name, factor, digits in SCENES.values()]
+        rows.append([row["method"], *numbers, spread(row["delta_m"]["values"], "z.1f")])
+    return table(rows)
+
+
+def scenes_sentences(result: Mapping[str, Any]) -> str:
+    """Return for each method how its flat form compares, seed by seed, by Delta m."""
+    found = {row["method"]: row["delta_m"]["values"] for row in result["rows"]}
+    lines = []
+    for method, plain in found.items():
+        if (flat := found.get(f"F-{method}")) is not None:
+            change = [f - p for f, p in zip(flat, plain, strict=True)]
+            better = sum(c < 0 for c in change)
+            lines.append(
+                f"- F-{method}: Delta m is {spread(change, '+.1f')} points from that of {method}, and better with "
+                f"{better} of {len(change)} seeds."
+            )
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Return mean and standard deviation as text."""
+    return f"{fmean(values):{form}} ± {stdev(values):{form.lstrip('+')}}"
+
+
+def loaders_block() -> str:
+    """Return what the docs say of the speed of the data sets."""
+    records = read("loaders.json")["records"]
+    workers = list(records[0]["alone"])
+    rows = [["data", "size", *(f"{w} workers" for w in workers), "model", "batch", "training", "waiting, %"]]
+    for record in records:
+        width = "" if record["width"] == 1.0 else f", width {record['width']:g}"
+        rows.append(
+            [
+                record["data"],
+                "x".join(map(str, record["size"])),
+                *(f"{record['alone'][w]:.0f}" for w in workers),
+                record["model"] + width,
+                str(record["batch"]),
+                f"{rate:,.0f}" if (rate := record["training"]["rate"]) >= 10 else f"{rate:.2f}",
+                f"{100 * record['training']['waiting']:.2g}",
+            ]
+        )
+    return "\n\n".join(
+        [
+            "Pictures a second that a loader gives to nobody, with so many processes beside the one that asks; then "
+            "those of training, with none beside it, and the share of the time in which the model waits for pictures "
+            "(2 threads; made by `python benchmarks/loaders.py`):",
+            table(rows),
+        ]
+    )
+
+
 def code_of(example: str, *names: str) -> Callable[[], str]:
     """Return what makes a block of functions and classes of an example."""
 
@@ -546,6 +641,8 @@ PAGES = (
             "precision": precision_block,
             "aggregators": aggregators_block,
             "flat_scale": flat_scale_block,
+            "scenes": scenes_block,
+            "loaders": loaders_block,
         },
     ),
     Page(
