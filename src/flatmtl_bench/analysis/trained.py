@@ -1,6 +1,5 @@
 """A trained model, from the folder of its run."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,9 @@ from torch import Tensor, nn
 
 from flatmtl_bench import assembly
 from flatmtl_bench.checkpoints import Checkpoints
-from flatmtl_bench.config_file import read_config
 from flatmtl_bench.data.base import TaskDataset
 from flatmtl_bench.recipes.config import Config, Split
+from flatmtl_bench.reports.reading import read
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,10 @@ def trained(run: Path, split: Split = "test") -> Trained:
     Raises:
         RunError, ValueError, OSError: the run is not finished or not whole, or its data are not there.
     """
-    config = read_config(run / "config.json")
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    found = read(run)
+    config = found.config
     dataset = assembly.dataset(config, split)
     objectives = assembly.trained(config, dataset.objectives)
     model = assembly.model(config, objectives, dataset[0][0].shape[0])
-    model.load_state_dict(Checkpoints(run).of_epoch(summary["epochs"][-1])["model"])
+    model.load_state_dict(Checkpoints(run).of_epoch(found.summary["epochs"][-1])["model"])
     return Trained(config, model.eval(), dataset.clean, tuple(objectives))

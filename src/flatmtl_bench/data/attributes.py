@@ -1,6 +1,7 @@
 """Pictures of faces with attributes: what photographs and drawings have in common."""
 
 from abc import abstractmethod
+from typing import get_args
 
 import numpy as np
 import torch
@@ -8,14 +9,14 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
 from flatmtl_bench.choices import one_of
-from flatmtl_bench.data.base import SPLITS, TaskDataset
+from flatmtl_bench.data.base import TaskDataset, check_split
 from flatmtl_bench.data.faces.distribution import DISTRIBUTION
 from flatmtl_bench.metrics import Attribute
+from flatmtl_bench.recipes.config import Preprocessing
 
 ATTRIBUTES = tuple(DISTRIBUTION)
 """The names in the order of CelebA's lists."""
 
-PREPROCESSING = ("rgb", "official")
 MEAN = (73.158, 82.909, 72.392)  # blue, green, red; subtracted by the authors' code
 
 
@@ -42,12 +43,8 @@ class AttributeDataset(TaskDataset):
     def __init__(
         self, split: str, *, validation_share: float, size: tuple[int, int], preprocessing: str, logits: int
     ) -> None:
-        one_of("split", split, SPLITS)
-        one_of("preprocessing", preprocessing, PREPROCESSING)
-        if not 0 <= validation_share < 1:
-            raise ValueError(f"validation_share must be at least 0 and below 1, got {validation_share}.")
-        if split == "validation" and not validation_share:
-            raise ValueError("validation_share=0 leaves no pictures for split 'validation'. Choose another split.")
+        check_split(split, validation_share, made=True)
+        one_of("preprocessing", preprocessing, get_args(Preprocessing))
         self.objectives = dict.fromkeys(ATTRIBUTES, Attribute(logits))
         self.classes = {}
         self.split, self.size = split, size

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +11,10 @@ from torch.nn.functional import interpolate
 from flatmtl_bench.data.base import TaskDataset
 from flatmtl_bench.metrics import Depth, Normals, Objective, Segmentation
 from flatmtl_bench.randomness import derived_seed
+from flatmtl_bench.recipes.config import Disparity
 
 SCALES = (1.0, 1.2, 1.5)
-Zoom = Literal["divide", "multiply"]
+Zoom = Disparity
 """What becomes of a depth when the picture is enlarged by a scale: it is divided by it, an inverse depth multiplied."""
 
 

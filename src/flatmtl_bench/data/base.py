@@ -6,9 +6,27 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from flatmtl_bench.choices import one_of, whole_number
 from flatmtl_bench.metrics import Objective
 
 SPLITS = ("train", "validation", "test")
+
+
+def check_split(split: str, validation_share: float, seed: int = 0, *, made: bool = False) -> None:
+    """Raise a `ValueError` unless these can be arguments of a data set.
+
+    Args:
+        split: which part is wanted.
+        validation_share: of the training data that is held out; 0: there is no validation split.
+        seed: of what is random in the train split.
+        made: the validation split is there by itself and not held out, so only a share of 0 forbids it.
+    """
+    one_of("split", split, SPLITS)
+    whole_number("seed", seed, 0, 2**32)
+    if not 0 <= validation_share < 1:
+        raise ValueError(f"validation_share must be at least 0 and below 1, got {validation_share}.")
+    if made and split == "validation" and not validation_share:
+        raise ValueError("validation_share=0 leaves no pictures for split 'validation'. Choose another split.")
 
 
 class TaskDataset(Dataset[tuple[Tensor, dict[str, Any]]]):

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from flatmtl_bench.choices import one_of
 from flatmtl_bench.data.augmentation import Zoom
 from flatmtl_bench.data.base import TaskDataset
-from flatmtl_bench.data.dense import DenseDataset
+from flatmtl_bench.data.dense import DenseDataset, files_or_rendered
 from flatmtl_bench.data.folders import Layout
 from flatmtl_bench.data.maps import DepthMap, Labels, Picture
 from flatmtl_bench.data.scenes import CITYSCAPES_CLASSES, Streets
@@ -80,14 +80,17 @@ def cityscapes(
     Raises:
         FileNotFoundError, ValueError: files are missing or not as they should be, or an option is wrong.
     """
-    folder = LAYOUT.choose(source, root, size)
-    common: dict[str, Any] = {
-        "seed": seed,
-        "samples": samples,
-        "validation_share": validation_share,
-        "augment": augment,
-        "disparity": disparity,
-    }
-    if folder is not None:
-        return CityScapes(split, folder, check=check, **common)
-    return Streets(split, size=size, **common)
+    return files_or_rendered(
+        CityScapes,
+        Streets,
+        split,
+        root=root,
+        source=source,
+        size=size,
+        check=check,
+        seed=seed,
+        samples=samples,
+        validation_share=validation_share,
+        augment=augment,
+        disparity=disparity,
+    )

@@ -1,17 +1,17 @@
 """Pictures with a target for each pixel, read from folders of .npy files as Liu et al. (2019) share them."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from flatmtl_bench.choices import one_of, whole_number
+from flatmtl_bench.choices import whole_number
 from flatmtl_bench.data.augmentation import AugmentedDataset, Zoom, show
-from flatmtl_bench.data.base import SPLITS
+from flatmtl_bench.data.base import TaskDataset, check_split
 from flatmtl_bench.data.findings import Broken, Finding, raise_if_any
 from flatmtl_bench.data.folders import PARTS, Layout, Part, survey
 from flatmtl_bench.data.maps import Labels, Map, open_array
@@ -66,10 +66,7 @@ class DenseDataset(AugmentedDataset):
         check: bool = True,
         augment: bool = True,
     ) -> None:
-        one_of("split", split, SPLITS)
-        whole_number("seed", seed, 0, 2**32)
-        if not 0 <= validation_share < 1:
-            raise ValueError(f"validation_share must be at least 0 and below 1, got {validation_share}.")
+        check_split(split, validation_share, seed)
         maps, folder = self.layout.maps, Path(folder).expanduser()
         self._part = survey(folder / PARTS[split], self.layout)
         command = f"flatmtl data check {folder} --dataset {self.layout.name}"
@@ -105,6 +102,35 @@ class DenseDataset(AugmentedDataset):
         whence = "held out of" if self.split == "validation" else "of"
         size, changed = "x".join(map(str, self.size)), ", cropped and mirrored at random" * self.augment
         return f"{self.layout.name} {self.split}: {len(self):,} pictures {whence} {self._part.folder}, {size}{changed}"
+
+
+def files_or_rendered(
+    files: type[DenseDataset],
+    rendered: Callable[..., TaskDataset],
+    split: str,
+    *,
+    root: str | Path | None,
+    source: str,
+    size: Sequence[int] | None,
+    check: bool,
+    **common: Any,
+) -> TaskDataset:
+    """Return a split of the files that a source stands for, or of rendered pictures of the same kind.
+
+    Args:
+        files: class of the files.
+        rendered: makes rendered pictures.
+        split: ``train``, ``validation`` or ``test``.
+        root: folder of the files.
+        source: ``full``, ``auto`` or the name of the rendered kind; see `Layout.choose`.
+        size: of rendered pictures.
+        check: whether files are read to find what is wrong with them.
+        common: options of both.
+    """
+    folder = files.layout.choose(source, root, size)
+    if folder is None:
+        return rendered(split, size=size, **common)
+    return files(split, folder, check=check, **common)
 
 
 def _take(split: str, total: int, validation_share: float, samples: int | None) -> list[int]:

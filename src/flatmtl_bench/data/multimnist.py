@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flatmtl_bench.choices import one_of, whole_number
-from flatmtl_bench.data.base import SPLITS, TaskDataset
+from flatmtl_bench.data.base import SPLITS, TaskDataset, check_split
 from flatmtl_bench.data.findings import Report
 from flatmtl_bench.data.sources import CANVAS, CLASSES, SIDE, SOURCES, Pictures, find_pairs, load, read_pairs
 from flatmtl_bench.metrics import Classification
@@ -116,12 +116,9 @@ class MultiMNIST(TaskDataset):
         download: bool = False,
     ) -> None:
         one_of("dataset", name, KINDS)
-        one_of("split", split, SPLITS)
         one_of("source", source, SOURCES)
         one_of("placement", placement, PLACEMENTS)
-        whole_number("seed", seed, 0, 2**32)
-        if not 0 <= validation_share < 1:
-            raise ValueError(f"validation_share must be at least 0 and below 1, got {validation_share}.")
+        check_split(split, validation_share, seed)
         kinds = [KINDS[name][task] for task in self.tasks]
         if not same_label and kinds[0] != kinds[1]:
             raise ValueError(

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flatmtl_bench.data.base import TaskDataset
-from flatmtl_bench.data.dense import DenseDataset
+from flatmtl_bench.data.dense import DenseDataset, files_or_rendered
 from flatmtl_bench.data.folders import Layout
 from flatmtl_bench.data.maps import DepthMap, Labels, NormalMap, Picture
 from flatmtl_bench.data.scenes import NYUV2_CLASSES, Scenes
@@ -69,13 +68,16 @@ def nyuv2(
     Raises:
         FileNotFoundError, ValueError: files are missing or not as they should be, or an option is wrong.
     """
-    folder = LAYOUT.choose(source, root, size)
-    common: dict[str, Any] = {
-        "seed": seed,
-        "samples": samples,
-        "validation_share": validation_share,
-        "augment": augment,
-    }
-    if folder is not None:
-        return NYUv2(split, folder, check=check, **common)
-    return Scenes(split, size=size, **common)
+    return files_or_rendered(
+        NYUv2,
+        Scenes,
+        split,
+        root=root,
+        source=source,
+        size=size,
+        check=check,
+        seed=seed,
+        samples=samples,
+        validation_share=validation_share,
+        augment=augment,
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatmtl_bench.choices import one_of, whole_number
 from flatmtl_bench.data.augmentation import AugmentedDataset, Zoom, show
-from flatmtl_bench.data.base import SPLITS
+from flatmtl_bench.data.base import SPLITS, check_split
 from flatmtl_bench.data.rendering import flaws
 from flatmtl_bench.data.rendering.caster import Rendering, World, render
 from flatmtl_bench.data.rendering.draws import Draws
@@ -61,15 +61,10 @@ class RenderedDataset(AugmentedDataset):
         size: Sequence[int] | None = None,
         augment: bool = True,
     ) -> None:
-        one_of("split", split, SPLITS)
         one_of(f"source of {self.name}", source, ("auto", self.name))
-        whole_number("seed", seed, 0, 2**32)
+        check_split(split, validation_share, seed, made=True)
         if root is not None:
             raise ValueError(f"{self.name} are rendered and read no files, got root={str(root)!r}. Omit it.")
-        if not 0 <= validation_share < 1:
-            raise ValueError(f"validation_share must be at least 0 and below 1, got {validation_share}.")
-        if split == "validation" and not validation_share:
-            raise ValueError("validation_share=0 leaves no pictures for split 'validation'. Choose another split.")
         samples = PICTURES[split] if samples is None else samples
         whole_number("samples", samples, 1)
         self.size = _checked(self.usual_size if size is None else size)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric
 
-Averaging = Literal["pooled", "batches"]
-"""Of depth and normals: over all pixels at once, or the mean over batches of the means of each."""
+from flatmtl_bench.recipes.config import Averaging
+
 Better = Literal["higher", "lower"]
 
 

@@ -40,9 +40,10 @@ LABELS = {
 Split = Literal["train", "validation", "test"]
 Source = Literal["auto", "full", "mnist5k", "npz", "pickle", "faces40", "scenes", "streets"]
 Placement = Literal["corner", "jitter"]
-Disparity = Literal["multiply", "divide"]
+Disparity = Literal["divide", "multiply"]
 Preprocessing = Literal["rgb", "official"]
 Averaging = Literal["pooled", "batches"]
+"""Of depth and normals: over all pixels at once, or the mean over batches of the means of each."""
 LoggerName = Literal["tensorboard", "csv", "mlflow", "wandb"]
 DEFAULT_LOGGERS: tuple[LoggerName, ...] = ("tensorboard", "csv")
 
