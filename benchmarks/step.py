@@ -1,9 +1,10 @@
 """Time and memory of a whole step, against its floor: the bare forward and backward passes of the same model.
 
 Every step is run beside its floor in the same process, in pairs whose order is swapped from one to the next; what
-counts is the median of the pairs' ratios. ``python benchmarks/step.py`` writes ``results/step.json`` beside this file
-(10 to 15 minutes on 2 cores that do nothing else); ``--cases lenet --rounds 3`` is a glance, ``--profile lenet`` prints
-what a step allocates.
+counts is the median of the pairs' ratios. A process has one contender alone, as a training has, and ours get two:
+how memory falls out differs from process to process. ``python benchmarks/step.py`` writes ``results/step.json`` beside
+this file (15 to 20 minutes on 2 cores that do nothing else); ``--cases lenet --rounds 3`` is a glance,
+``--profile lenet`` prints what a step allocates.
 """
 
 import os
@@ -16,10 +17,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
@@ -50,12 +53,12 @@ class Options:
 
     cases: tuple[str, ...] = ()
     """Names of cases; none: all of them."""
-    rounds: int = 30
-    """Each of our steps is run so many times beside its floor, each of the others half as often."""
+    rounds: int = 15
+    """In each process a step is run so many times beside its floor."""
     least_rounds: int = 5
-    """No case has fewer rounds, unless ``rounds`` is less."""
-    seconds: float = 45.0
-    """After so much time on one case no further round begins."""
+    """No process has fewer rounds, unless ``rounds`` is less."""
+    seconds: float = 10.0
+    """After so much time in a process no further round begins."""
     memory_steps: int = 20
     """The memory of so many steps is measured."""
     memory_seconds: float = 5.0
@@ -268,22 +271,22 @@ class Contender:
         by: whose.
         kind: plain or flat.
         make: return a new one.
-        every: it takes part in each so-manieth round.
+        processes: that time it, one after the other.
     """
 
     by: str
     kind: str
     make: Callable[[], Step]
-    every: int = 1
+    processes: int = 1
 
 
 CONTENDERS = (
-    Contender("flatmtl", "plain", lambda: partial(flatmtl_step, FlatMTL(MGDA()))),
-    Contender("flatmtl, SAM", "flat", lambda: partial(flatmtl_step, FlatMTL(MGDA(), SAM(0.05)))),
-    Contender("flatmtl, ASAM", "flat", lambda: partial(flatmtl_step, FlatMTL(MGDA(), ASAM(0.5)))),
-    Contender("TorchJD", "plain", lambda: partial(torchjd_step, torchjd.aggregation.MGDA(), None), every=2),
-    Contender("TorchJD, one by one", "plain", lambda: partial(torchjd_step, torchjd.aggregation.MGDA(), 1), every=2),
-    Contender("by hand, SAM", "flat", lambda: partial(step_by_hand, MGDA(), 0.05), every=2),
+    Contender("flatmtl", "plain", lambda: partial(flatmtl_step, FlatMTL(MGDA())), 2),
+    Contender("flatmtl, SAM", "flat", lambda: partial(flatmtl_step, FlatMTL(MGDA(), SAM(0.05))), 2),
+    Contender("flatmtl, ASAM", "flat", lambda: partial(flatmtl_step, FlatMTL(MGDA(), ASAM(0.5))), 2),
+    Contender("TorchJD", "plain", lambda: partial(torchjd_step, torchjd.aggregation.MGDA(), None)),
+    Contender("TorchJD, one by one", "plain", lambda: partial(torchjd_step, torchjd.aggregation.MGDA(), 1)),
+    Contender("by hand, SAM", "flat", lambda: partial(step_by_hand, MGDA(), 0.05)),
 )
 
 
@@ -318,7 +321,7 @@ def measure(name: str, options: Options) -> dict[str, Any]:
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what vmap says of operators that it knows no batching rule for
-        times = take_turns(problem, options)
+        times = times_of_all(name, options)
         print("\n".join(time_lines(name, times)), flush=True)
         memory = memory_of_all(case, options)
         print("\n".join(memory_lines(name, memory, problem.shared_bytes)), flush=True)
@@ -335,26 +338,33 @@ def measure(name: str, options: Options) -> dict[str, Any]:
     }
 
 
-def take_turns(problem: Problem, options: Options) -> list[dict[str, Any]]:
-    """Return a record for each contender: the seconds of its floor and of its step, pair by pair, and their ratio.
+def times_of_all(name: str, options: Options) -> list[dict[str, Any]]:
+    """Return a record for each contender: the seconds of its floor and of its step, pair by pair, and their ratio."""
+    records = []
+    for number, contender in enumerate(CONTENDERS):
+        found: list[list[float]] = []
+        for _ in range(contender.processes):
+            with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+                found += alone.submit(timed_pairs, name, number, options).result()
+        records.append({"by": contender.by, "kind": contender.kind, **summary(found), "pairs": found})
+    return records
 
-    The first round sets things up and does not count.
+
+def timed_pairs(name: str, number: int, options: Options) -> list[list[float]]:
+    """Return the seconds of the floor and of the step of a contender, pair by pair.
+
+    The first pair sets things up and does not count.
     """
-    steps = [contender.make() for contender in CONTENDERS]
-    pairs: list[list[list[float]]] = [[] for _ in CONTENDERS]
-    start = time.perf_counter()
-    for number in range(options.rounds + 1):
-        if number > options.least_rounds and time.perf_counter() - start > options.seconds:
+    warnings.simplefilter("ignore")  # what vmap says of operators that it knows no batching rule for
+    torch.set_num_threads(options.threads)
+    contender, problem = CONTENDERS[number], CASES[name].problem(options.device)
+    floor, step = FLOORS[contender.kind], contender.make()
+    found, start = [], time.perf_counter()
+    while len(found) <= options.rounds:
+        if len(found) > options.least_rounds and time.perf_counter() - start > options.seconds:
             break
-        for contender, step, found in zip(CONTENDERS, steps, pairs, strict=True):
-            if number % contender.every == 1 % contender.every or number == 0:
-                pair = timed_pair(FLOORS[contender.kind], step, problem, options, swapped=len(found) % 2 == 1)
-                if number > 0:
-                    found.append(pair)
-    return [
-        {"by": contender.by, "kind": contender.kind, **summary(found), "pairs": found}
-        for contender, found in zip(CONTENDERS, pairs, strict=True)
-    ]
+        found.append(timed_pair(floor, step, problem, options, swapped=len(found) % 2 == 1))
+    return found[1:]
 
 
 def summary(pairs: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -24,9 +24,8 @@ class TwoHeads(nn.Module):
         return {task: self.heads[task](z) for task in tasks}
 
 
-def losses(model, batch, tasks):
-    outputs = model(batch["x"], tasks)  # through the wrapper or not: a step puts it aside
-    return {task: LOSS[task](outputs[task], batch[task]) for task in tasks}
+def losses(model, batch, tasks):  # through the wrapper or not: a step puts it aside
+    return {task: LOSS[task](output, batch[task]) for task, output in model(batch["x"], tasks).items()}
 
 
 def train(rank: int, ranks: int, device: torch.device, epochs: int = 5) -> None:
@@ -35,8 +34,7 @@ def train(rank: int, ranks: int, device: torch.device, epochs: int = 5) -> None:
     batches = [{"x": x, "sum": x.sum(1, keepdim=True), "sign": (x[:, 0] * x[:, 1] > 0).long()} for x in inputs]
     loader = [{name: t[rank::ranks].to(device) for name, t in batch.items()} for batch in batches]
     model = TwoHeads().to(device)
-    if ranks > 1:
-        model = DistributedDataParallel(model)
+    model = DistributedDataParallel(model) if ranks > 1 else model
     parameters = split_parameters(model, partial(losses, model, loader[0]), list(LOSS))
     mtl = FlatMTL(CAGrad(), SAM(rho=0.05))  # the process group is that of the wrapper
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -57,3 +55,6 @@ if __name__ == "__main__":
     if ranks > 1:
         distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     train(rank, max(ranks, 1), device)
+    if ranks > 1:  # a process that leaves without these two may abort: threads of the group may still hold tensors
+        distributed.barrier()
+        distributed.destroy_process_group()

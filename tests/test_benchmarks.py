@@ -121,7 +121,7 @@ class TestStep:
         (case,) = steps["cases"]
         assert [(r["by"], r["kind"]) for r in case["times"]] == [(c.by, c.kind) for c in step.CONTENDERS]
         for record, contender in zip(case["times"], step.CONTENDERS, strict=True):
-            assert len(record["pairs"]) == (3 if contender.every == 1 else 2)
+            assert len(record["pairs"]) == 3 * contender.processes
             assert all(0.0 < seconds < 10.0 for pair in record["pairs"] for seconds in pair)
             ratios = torch.tensor([own / bare for bare, own in record["pairs"]], dtype=torch.float64)
             expected = torch.quantile(ratios, torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
