@@ -477,8 +477,8 @@ def step_block() -> str:
     return "\n\n".join(
         [
             f"A step's {options['clock']} time over that of the bare passes, median over the pairs (lower to upper "
-            f"quartile), {where}, PyTorch {packages['torch']}, TorchJD {packages['torchjd']}; made by `python "
-            "benchmarks/step.py`. Plain steps:",
+            f"quartile), each contender in a process of its own, {where}, PyTorch {packages['torch']}, TorchJD "
+            f"{packages['torchjd']}; made by `python benchmarks/step.py`. Plain steps:",
             step_times_table(result, "plain"),
             "Flat steps:",
             step_times_table(result, "flat"),
