@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flatmtl import SAM, FlatMTL, split_parameters
+from flatmtl import SAM, FlatMTL, TaskParameters, split_parameters
 from flatmtl.aggregators import build
+from flatmtl_bench.models import MultiHead
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,6 +110,22 @@ def test_the_loop_of_the_docs_is_for_every_aggregator(name):
     assert set(names["checkpoint"]) == {"model", "optimizer", "mtl"}
     weights = names["mtl"].backward(names["closure"], names["parameters"]).weights_loss
     assert name == "cagrad" or not torch.allclose(weights[0], weights[1], rtol=1e-6)
+
+
+def test_the_analyses_in_the_docs_run_as_they_stand():
+    model = MultiHead(nn.Sequential(nn.Linear(6, 8), nn.Tanh()), {"seg": nn.Linear(8, 3), "depth": nn.Linear(8, 1)})
+    data = [(x, {"seg": x[:3].argmax(), "depth": x.sum(0, keepdim=True)}) for x in torch.randn(100, 6)]
+    names = {
+        "model": model,
+        "dataset": data,
+        "losses": {"seg": F.cross_entropy, "depth": F.mse_loss},
+        "parameters": TaskParameters(model.encoder.parameters(), {t: h.parameters() for t, h in model.heads.items()}),
+        "test_losses": lambda: {"weight": model.encoder[0].weight.norm().item()},
+    }
+    exec(example_in("docs/figures.md", "analysis"), names)
+    assert set(names["rises"]) == {"seg", "depth"}
+    assert all(rise > 0.0 for rise in names["rises"].values())
+    assert names["surfaces"]["weight"].shape == (3, 3)
 
 
 def test_the_example_of_the_readme_runs_as_it_stands(tmp_path):

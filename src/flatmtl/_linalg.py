@@ -136,6 +136,24 @@ def subtract_each(rows: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     return _sum_of_quick(quick, rows, values)
 
 
+@torch.no_grad()
+def products_with(jacobian: Tensor, vector: Tensor) -> Tensor:
+    r"""Return :math:`J v` of shape ``(m,)`` in float64.
+
+    Long float32 rows are summed in float32 within blocks, as by :func:`inner`.
+    """
+    if vector.numel() > SHORT and _is_quick(jacobian) and _is_quick(vector):
+        width = 2 * BLOCK_IN_CACHE // max(len(jacobian), 1)
+        parts = zip(torch.split(jacobian, width, dim=1), torch.split(vector, width), strict=True)
+        quick = torch.stack([torch.mv(rows, part) for rows, part in parts]).sum(dim=0, dtype=torch.float64)
+        if all(_is_safe(abs(product), vector.numel()) for product in floats(quick)):
+            return quick
+    total = torch.zeros(len(jacobian), dtype=torch.float64, device=jacobian.device)
+    for columns, block in wide_blocks(jacobian):
+        total += torch.mv(block, vector[columns].double())
+    return total
+
+
 def _pairs_of_blocks(some: Iterable[Tensor], others: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the blocks of two lists of float32 tensors, as vectors; those of contiguous tensors are views."""
     for a, b in zip(some, others, strict=True):

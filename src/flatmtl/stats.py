@@ -28,6 +28,9 @@ class StepResult:
         gramian_flat: inner products of the flat gradients, ``(m, m)``, where these are aggregated apart.
         intra: inner products of each task's loss gradient and flat gradient, ``(m,)``; negative where making
             a task flatter raises its loss.
+        inter: inner products of the direction of the loss gradients, before the flat gradients come to it, and each
+            task's flat gradient, ``(m,)``, where both are aggregated apart; negative where a step down the losses
+            makes the task sharper.
         sample: some entries of each task's loss gradient, ``(m, k)``, as they came from autograd.
         dropped: tasks left out since a loss or gradient was not finite.
         skipped: whether nothing was added to ``.grad`` but what makes a gradient scaler skip the step.
@@ -41,6 +44,7 @@ class StepResult:
     gramian_loss: Tensor | None = None
     gramian_flat: Tensor | None = None
     intra: Tensor | None = None
+    inter: Tensor | None = None
     sample: Tensor | None = None
     dropped: tuple[str, ...] = ()
     skipped: bool = False
@@ -71,9 +75,46 @@ class StepResult:
         return None if self.gramian_loss is None else as_cosines(self.gramian_loss)
 
     @property
+    def cosines_flat(self) -> Tensor | None:
+        """Cosines between the flat gradients, ``(m, m)``; NaN for a zero gradient."""
+        return None if self.gramian_flat is None else as_cosines(self.gramian_flat)
+
+    @property
     def conflict(self) -> Tensor | None:
         """Share of the pairs of present tasks whose loss gradients have a negative inner product; NaN for no pair."""
         return None if self.gramian_loss is None else conflict_share(self.gramian_loss)
+
+    @property
+    def conflict_flat(self) -> Tensor | None:
+        """Share of the pairs of present tasks whose flat gradients have a negative inner product; NaN for no pair."""
+        return None if self.gramian_flat is None else conflict_share(self.gramian_flat)
+
+    @property
+    def cosine(self) -> Tensor | None:
+        """Mean cosine over the pairs of loss gradients; NaN if there is none."""
+        return None if self.gramian_loss is None else _mean_of_pairs(as_cosines(self.gramian_loss))
+
+    @property
+    def cosine_flat(self) -> Tensor | None:
+        """Mean cosine over the pairs of flat gradients; NaN if there is none."""
+        return None if self.gramian_flat is None else _mean_of_pairs(as_cosines(self.gramian_flat))
+
+    @property
+    def flat_to_loss(self) -> Tensor | None:
+        """Norm of each flat gradient over that of the loss gradient, ``(m,)``."""
+        if self.norms is None or self.norms_flat is None:
+            return None
+        return self.norms_flat / self.norms
+
+    @property
+    def intra_conflict(self) -> Tensor | None:
+        """1 for each task whose loss gradient and flat gradient have a negative inner product, else 0, ``(m,)``."""
+        return None if self.intra is None else _negative(self.intra)
+
+    @property
+    def inter_conflict(self) -> Tensor | None:
+        """1 for each task whose flat gradient points against the direction of the loss gradients, else 0, ``(m,)``."""
+        return None if self.inter is None else _negative(self.inter)
 
     @property
     def roundoff(self) -> Tensor | None:
@@ -108,11 +149,18 @@ class StepResult:
             "sharpness": self.sharpness,
             "norm": self.norms,
             "norm_flat": self.norms_flat,
+            "flat_to_loss": self.flat_to_loss,
             "intra": self.intra,
+            "intra_conflict": self.intra_conflict,
+            "inter": self.inter,
+            "inter_conflict": self.inter_conflict,
             "signal_to_noise": self.signal_to_noise,
             "weight_loss": self.weights_loss,
             "weight_flat": self.weights_flat,
             "conflict": self.conflict,
+            "conflict_flat": self.conflict_flat,
+            "cosine": self.cosine,
+            "cosine_flat": self.cosine_flat,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -216,6 +264,17 @@ def _named(statistics: Mapping[str, Tensor], tasks: tuple[str, ...]) -> dict[str
     for name, value in statistics.items():
         found |= {f"{name}/{t}": value[i] for i, t in enumerate(tasks)} if value.ndim else {name: value}
     return found
+
+
+def _mean_of_pairs(matrix: Tensor) -> Tensor:
+    """Return the mean over the pairs of a symmetric matrix that are known; NaN if there is none."""
+    upper = torch.ones_like(matrix, dtype=torch.bool).triu(1)
+    return matrix[upper].nanmean()
+
+
+def _negative(values: Tensor) -> Tensor:
+    """Return 1 for negative values, 0 for others, NaN for NaN."""
+    return torch.where(values.isnan(), values, (values < 0.0).to(values))
 
 
 def _roundoff(sample: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flatmtl._linalg import Gramian, floats
+from flatmtl._linalg import Gramian, floats, products_with
 from flatmtl.aggregators.context import Context
 from flatmtl.branches import Branch, Branches
 from flatmtl.gradients import Gradient, add_to_grad
@@ -189,7 +189,8 @@ class Step:
         assert self.loss_direction is not None
         assert self.loss_gramian is not None
         tasks, rows = self.passes.tasks, self.passes.rows
-        gramian = self.settle_flat(self.gramian(len(tasks)))
+        inter = self.passes.layout.total(products_with(rows.matrix[: len(tasks)], self.loss_direction))
+        gramian = self.settle_flat(self.gramian(len(tasks)), inter)
         some = [i for i, task in enumerate(tasks) if task.has_flat]
         if not some:
             return self.loss_direction
@@ -203,15 +204,16 @@ class Step:
         factor = _damping(*norms, self.branches.degree) if linear else None
         return self.aggregate("flat", tasks, gramian, out=self.loss_direction, add=True, factor=factor)
 
-    def settle_flat(self, gramian: Gramian) -> Gramian:
+    def settle_flat(self, gramian: Gramian, inter: Tensor) -> Gramian:
         """Find out which tasks have a finite flat gradient; return the Gramian on the host."""
         tasks = self.passes.tasks
         losses = [task.perturbed_loss for task in tasks if task.perturbed_loss is not None]
         products = [task.intra for task in tasks if task.intra is not None]
         sizes = [self.passes.size(task.sam_head).to(gramian.G.device) for task in tasks]
-        G, found_losses, products, lengths = Transfer(
-            [gramian.G, torch.stack(losses), torch.stack(products), torch.stack(sizes)]
+        G, found_losses, products, lengths, inter = Transfer(
+            [gramian.G, torch.stack(losses), torch.stack(products), torch.stack(sizes), inter]
         ).wait()
+        self.found["inter"] = self.over_all_tasks(inter, tasks)
         gramian = Gramian(G, gramian.scale)
         intra = products - gramian.products().diagonal()  # <g_sam - f, f>
         for i, task in enumerate(tasks):
@@ -285,6 +287,7 @@ class Step:
             gramian_loss=None if G is None else self.over_all_tasks(G, tasks),
             gramian_flat=self.found.get("gramian_flat"),
             intra=self.over_all_tasks(torch.stack(intra), tasks) if complete and intra else None,
+            inter=self.found.get("inter"),
             sample=self.sample() if complete else None,
             dropped=tuple(dict.fromkeys(self.dropped)),
             skipped=skipped,

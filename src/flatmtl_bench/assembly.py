@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from flatmtl import ASAM, SAM, FlatMTL, TaskParameters, aggregators, split_parameters
 from flatmtl.aggregators import AGGREGATORS
 from flatmtl_bench import data, models
-from flatmtl_bench.analysis.sharpness import Closure
+from flatmtl_bench.analysis.batches import Closure
 from flatmtl_bench.data.base import TaskDataset
 from flatmtl_bench.metrics import Objective
 from flatmtl_bench.recipes.config import Config, Split

@@ -19,6 +19,7 @@ from flatmtl_bench.files import WriteError, make_folder, remove, remove_drafts, 
 from flatmtl_bench.runs import CHECKPOINTS, DAMAGED, SNAPSHOTS, RunError
 
 NAME = re.compile(r"epoch-\d+-step-\d+-[0-9a-f]+\.pt")
+SNAPSHOT = re.compile(r"epoch-\d+-[0-9a-f]+\.pt")
 KEPT = 2
 """How many of the last checkpoints stay, beside the best."""
 
@@ -81,8 +82,7 @@ class Checkpoints:
         found = [path for path in self._files() if _position(path) == (epoch, 0)]
         if not found:
             raise RunError(f"{self.path} has no checkpoint of epoch {epoch}. Train the run again with --overwrite.")
-        if not _is_whole(found[0]):
-            raise RunError(f"{found[0]} is damaged: its content is not what its name says. Train the run again.")
+        _check_whole(found[0])
         return _load(found[0])
 
     def _files(self) -> list[Path]:
@@ -99,6 +99,22 @@ def save_snapshot(run: Path, weights: Mapping[str, Any], epoch: int) -> None:
     """
     remove_drafts(run / SNAPSHOTS)
     _write(run / SNAPSHOTS, f"epoch-{epoch:04}", weights)
+
+
+def snapshots(run: Path) -> dict[int, Path]:
+    """Return the snapshots of a run: epoch -> file, in the order of the epochs."""
+    found = (run / SNAPSHOTS).glob("epoch-*.pt")
+    return {int(path.stem.split("-")[1]): path for path in sorted(found) if SNAPSHOT.fullmatch(path.name)}
+
+
+def load_snapshot(path: Path) -> dict[str, Any]:
+    """Return the weights that a snapshot holds.
+
+    Raises:
+        RunError: it is damaged, or it is none.
+    """
+    _check_whole(path)
+    return _load(path)
 
 
 def _write(folder: Path, stem: str, state: Mapping[str, Any]) -> None:
@@ -139,6 +155,11 @@ def _position(path: Path) -> tuple[int, int]:
     """Return the epochs and steps in a checkpoint's name."""
     _, epochs, _, steps, _ = path.stem.split("-")
     return int(epochs), int(steps)
+
+
+def _check_whole(path: Path) -> None:
+    if not _is_whole(path):
+        raise RunError(f"{path} is damaged: its content is not what its name says. Train the run again.")
 
 
 def _is_whole(path: Path) -> bool:

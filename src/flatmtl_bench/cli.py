@@ -19,11 +19,13 @@ COMMANDS = {
     "run": "Train a recipe and keep the run in a folder.",
     "sweep": "Train recipes with every combination of a grid and every seed.",
     "report": "Print what runs came to, with Delta m, in a table for each data set.",
+    "figure": "Measure finished runs, and draw what was found: `flatmtl figure` lists the figures.",
     "data show": "Write a sheet of pictures of a data set.",
     "data check": "Say what a folder of data holds, and all that is wrong with it.",
     "data where": "Say how to obtain the data sets that others made, and on which terms.",
 }
 BENCH = {
+    "curvlinops",
     "jinja2",
     "joblib",
     "lightning",
@@ -32,6 +34,7 @@ BENCH = {
     "numpy",
     "plotly",
     "rich",
+    "scipy",
     "torchmetrics",
     "torchvision",
     "tyro",

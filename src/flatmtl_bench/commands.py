@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from flatmtl_bench import recipes
-from flatmtl_bench.choices import whole_number
+from flatmtl_bench.choices import one_of, whole_number
 from flatmtl_bench.output import Stop, answer, say
 from flatmtl_bench.protocols import Row
 from flatmtl_bench.recipes import FAMILIES, METHODS, RECIPES, Config
@@ -98,18 +98,22 @@ class Run:
     checkpoint_every: int = 0
     """Steps between checkpoints within an epoch; 0: they are written as epochs end, and when a signal comes."""
     keep_every: int = 0
-    """Epochs between snapshots of the weights in the folder snapshots/, for later analyses; 0: there are none."""
+    """Epochs between snapshots of the weights in the folder snapshots/, for figures; 0: there are none."""
+    log_every: int = 20
+    """Steps between points of logs/live/, which TensorBoard shows while the run goes on; 0: there are none."""
     dry_run: bool = False
     """Print the full config and do nothing else."""
 
     def __post_init__(self) -> None:
         whole_number("--checkpoint-every", self.checkpoint_every, 0)
         whole_number("--keep-every", self.keep_every, 0)
+        whole_number("--log-every", self.log_every, 0)
 
     @property
     def saving(self) -> dict[str, int]:
         """How often the run is saved: options of `Trainer.fit`."""
-        return {"checkpoint_every": self.checkpoint_every, "keep_every": self.keep_every}
+        names = ("checkpoint_every", "keep_every", "log_every")
+        return {name: getattr(self, name) for name in names}
 
 
 def run(words: list[str]) -> int:
@@ -342,12 +346,28 @@ def report(words: list[str]) -> int:
         return print_report(parse(Report, words, "report"))
 
 
+def figure(words: list[str]) -> int:
+    """Measure runs and draw a figure of them; without a name, list the figures."""
+    from flatmtl_bench.figures import FIGURES  # noqa: PLC0415  (seconds, which help does not need)
+    from flatmtl_bench.figures.command import make_figure  # noqa: PLC0415
+
+    if not words or words[0] in ("-h", "--help"):
+        for name, kind in FIGURES.items():
+            answer(f"{name:<14} {(kind.__doc__ or '').splitlines()[0]}")
+        answer("`flatmtl figure NAME --help` explains the options.")
+        return 0
+    with users_mistakes():
+        one_of("figure", words[0], FIGURES)
+        return make_figure(words[0], parse(FIGURES[words[0]], words[1:], f"figure {words[0]}"))
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": demo,
     "list": list_recipes,
     "run": run,
     "sweep": sweep,
     "report": report,
+    "figure": figure,
     "data show": show_data,
     "data check": check_data,
     "data where": where_data,

@@ -205,4 +205,4 @@ def _work(configs: Sequence[Config], out: str, queue: "Queue[Message]", parent: 
 
     for config in configs:
         with RunFolder(out, config, resume=True) as folder:
-            Trainer(config).fit(folder, partial(report, config))
+            Trainer(config).fit(folder, partial(report, config), keep_every=1, log_every=20)

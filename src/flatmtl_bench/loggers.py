@@ -3,6 +3,8 @@
 They write to ``logs/<name>/`` in the run folder. A run that goes on begins its logs anew and repeats the record to
 them, so whatever an interruption tore out of a log or left in it twice, in the end it has each epoch once. With W&B,
 and with an MLflow server (``MLFLOW_TRACKING_URI``), it is a new run there, which holds all epochs.
+
+``logs/live/`` is for TensorBoard while an epoch is under way: means over every few steps of what steps tell anyway.
 """
 
 import math
@@ -24,6 +26,10 @@ from flatmtl_bench.runs import LOGS
 
 def _tensorboard(path: Path) -> Logger:
     return TensorBoardLogger(path.parent, name="", version=path.name)
+
+
+def _live(path: Path, steps: int) -> Logger:
+    return TensorBoardLogger(path.parent, name="", version=path.name, purge_step=steps + 1, flush_secs=10)
 
 
 def _csv(path: Path) -> Logger:
@@ -54,6 +60,7 @@ LOGGERS: dict[str, Callable[[Path], Logger]] = {
     "wandb": _wandb,
 }
 """For each name how to make the logger that writes to a folder."""
+LIVE = "live"
 PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 """What must be installed for a logger, where that is not part of Lightning."""
 
@@ -80,18 +87,23 @@ class Logs:
         names: keys of ``LOGGERS``; the logs of others that lie in the folder are removed too.
         folder: the folder of the run.
         rows: the metrics of the epochs that it has finished so far.
+        steps: that it has done so far; points of the live log after them are forgotten. None: there is no live log.
 
     Raises:
         WriteError: a log cannot be removed or written; the other methods raise it, too.
     """
 
-    def __init__(self, names: Sequence[str], folder: Path, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self, names: Sequence[str], folder: Path, rows: Iterable[Mapping[str, Any]] = (), steps: int | None = None
+    ) -> None:
         self.path = folder / LOGS
+        live = None if "tensorboard" not in names else steps
         with self._writing():
-            for name in LOGGERS:
+            for name in (*LOGGERS, *([LIVE] if live is None else [])):
                 if (self.path / name).exists():
                     shutil.rmtree(self.path / name)
             self._loggers = [LOGGERS[name](self.path / name) for name in dict.fromkeys(names)]
+            self._live = None if live is None else _live(self.path / LIVE, live)
         for row in rows:
             self.append(row)
 
@@ -103,10 +115,16 @@ class Logs:
                 logger.log_metrics(values, step=row["epoch"])
                 logger.save()
 
+    def show(self, values: Mapping[str, float], step: int) -> None:
+        """Add a point to the live log, of what are finite numbers."""
+        if self._live is not None:
+            with self._writing():
+                self._live.log_metrics({name: value for name, value in values.items() if _is_finite(value)}, step=step)
+
     def close(self, status: str = "success") -> None:
         """Let the loggers finish; ``status`` is ``"success"`` or ``"failed"``."""
         with self._writing():
-            for logger in self._loggers:
+            for logger in (*self._loggers, *([] if self._live is None else [self._live])):
                 logger.finalize(status)
 
     @contextmanager

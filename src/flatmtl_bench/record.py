@@ -6,6 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lightning.fabric import Fabric
 
+from flatmtl import Monitor, StepResult
 from flatmtl_bench.checkpoints import Checkpoints, save_snapshot
 from flatmtl_bench.environment import environment
 from flatmtl_bench.loggers import Logs
@@ -45,12 +46,17 @@ class Record:
         folder: of the run; None on all ranks but 0.
         loggers: names of those who are told the metrics, too.
         keep_every: epochs between snapshots of the weights; 0: there are none.
+        log_every: steps between points of the live log; 0: there is none.
     """
 
-    def __init__(self, fabric: Fabric, folder: RunFolder | None, loggers: Sequence[str], keep_every: int) -> None:
+    def __init__(
+        self, fabric: Fabric, folder: RunFolder | None, loggers: Sequence[str], keep_every: int, log_every: int
+    ) -> None:
         self.fabric = fabric
         self.folder: Any = folder  # rank 0 has one
         self.keep_every = keep_every
+        self.log_every = log_every
+        self._lately = Monitor()
         self._loggers = loggers
         self._logs: Logs | None = None
 
@@ -69,12 +75,28 @@ class Record:
         return str(path), state
 
     @_on_rank_zero
-    def begin(self, folder: RunFolder, rows: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]]) -> None:
-        """Let the files say what a checkpoint says of finished epochs; they may have been torn from each other."""
+    def begin(
+        self, folder: RunFolder, rows: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]], steps: int
+    ) -> None:
+        """Let the files say what a checkpoint says of finished epochs and steps; they may have been torn apart."""
         folder.write_environment({**environment(), "ranks": self.fabric.world_size})
         folder.write_rows(rows)
         folder.write_rows(times, TIMES)
-        self._logs = Logs(self._loggers, folder.path, rows)
+        self._logs = Logs(self._loggers, folder.path, rows, steps if self.log_every else None)
+
+    def step(self, result: StepResult, number: int) -> None:
+        """Take in a step; after every ``log_every`` the live log gets the means of what they told."""
+        if not self.log_every:
+            return
+        self._lately.update(result)
+        if number % self.log_every == 0:
+            self._show(self._lately.compute(), number)
+            self._lately.reset()
+
+    @_on_rank_zero
+    def _show(self, _folder: RunFolder, values: Mapping[str, float], number: int) -> None:
+        if self._logs is not None:
+            self._logs.show(values, number)
 
     @_on_rank_zero
     def save(self, folder: RunFolder, state: Mapping[str, Any], epochs: int, steps: int, best: int | None) -> None:

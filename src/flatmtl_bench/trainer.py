@@ -1,6 +1,5 @@
 """The training loop: one for every data set and every method, on Lightning Fabric."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -10,14 +9,16 @@ from typing import Any
 import torch
 from lightning.fabric import seed_everything
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from flatmtl import StepResult, TaskParameters
 from flatmtl_bench import assembly, schedules
-from flatmtl_bench.analysis.sharpness import Closure, sharpness
+from flatmtl_bench.analysis.batches import Batches as Parts
+from flatmtl_bench.analysis.batches import Closure
+from flatmtl_bench.analysis.sharpness import sharpness
 from flatmtl_bench.data.batches import Batches
 from flatmtl_bench.loggers import check_installed
-from flatmtl_bench.metrics import Meter
+from flatmtl_bench.metrics import Meters
 from flatmtl_bench.position import Position
 from flatmtl_bench.protocols import Row, epochs_without_improvement, outcome
 from flatmtl_bench.randomness import RandomStreams, derived_seed
@@ -117,7 +118,13 @@ class Trainer:
             raise
 
     def fit(
-        self, folder: RunFolder | None, watch: Watch = unwatched, *, checkpoint_every: int = 0, keep_every: int = 0
+        self,
+        folder: RunFolder | None,
+        watch: Watch = unwatched,
+        *,
+        checkpoint_every: int = 0,
+        keep_every: int = 0,
+        log_every: int = 0,
     ) -> dict[str, Any]:
         """Train from where the folder's last checkpoint stands, if there is one, to the end; return the summary.
 
@@ -128,6 +135,7 @@ class Trainer:
             watch: is told of every step and epoch.
             checkpoint_every: steps between checkpoints within an epoch; 0: there are none.
             keep_every: epochs between snapshots of the weights; 0: there are none.
+            log_every: steps between points of the live log; 0: there is none.
 
         Raises:
             FloatingPointError: naming task, step and epoch at which a loss or gradient is not finite.
@@ -135,9 +143,9 @@ class Trainer:
             RunError: the folder holds what no run can go on from.
             WriteError: a file cannot be written; the last checkpoint is as it was.
         """
-        with Record(self.fabric, folder, self.config.loggers, keep_every) as record:
+        with Record(self.fabric, folder, self.config.loggers, keep_every, log_every) as record:
             self._restore(record)
-            record.begin(self.position.rows, self.position.times)
+            record.begin(self.position.rows, self.position.times, self._steps_done())
             try:
                 while not self._is_over():
                     row = self._epoch(record, watch, checkpoint_every)
@@ -175,7 +183,8 @@ class Trainer:
 
     def _epoch(self, record: Record, watch: Watch, checkpoint_every: int) -> dict[str, Any]:
         """Train for one epoch, or the rest of it, and evaluate; return the metrics."""
-        for _ in self._steps():
+        for result in self._steps():
+            record.step(result, self._steps_done())
             self._tell(watch)
             if checkpoint_every and self.position.steps % checkpoint_every == 0:
                 self._save(record)
@@ -187,8 +196,8 @@ class Trainer:
         rate = self.schedule.get_last_lr()[0]  # with which the next step is made
         return {"epoch": self.position.epochs + 1, "learning_rate": rate, **row}
 
-    def _steps(self) -> Iterator[None]:
-        """Do the steps of an epoch that are left; yields after each."""
+    def _steps(self) -> Iterator[StepResult]:
+        """Do the steps of an epoch that are left; yields what each told."""
         here, epoch = self.position, self.position.epochs + 1
         self.model.train()
         if here.steps == 0:
@@ -198,11 +207,12 @@ class Trainer:
             self._check_stop()
             started = perf_counter()
             try:
-                here.monitor.update(self._step(self._closure(inputs, targets, share)))
+                result = self._step(self._closure(inputs, targets, share))
+                here.monitor.update(result)
             except FloatingPointError as error:
                 raise FloatingPointError(f"epoch {epoch}, step {here.steps + 1}: {error}") from error
             here.end_step(perf_counter() - started)
-            yield
+            yield result
 
     def _step(self, closure: Closure) -> StepResult:
         self.optimizer.zero_grad()
@@ -219,28 +229,25 @@ class Trainer:
         self._save(record)
         record.append(self.position.rows[-1], self.position.times[-1])
 
+    def _steps_done(self) -> int:
+        return self.position.epochs * self.steps_per_epoch + self.position.steps
+
     def _tell(self, watch: Watch, row: Row | None = None) -> None:
-        done = self.position.epochs * self.steps_per_epoch + self.position.steps
-        watch(done, self.config.epochs * self.steps_per_epoch, row)
+        watch(self._steps_done(), self.config.epochs * self.steps_per_epoch, row)
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:
         """Return what one split comes to: of each task its loss, metrics and score, and the means of what all have."""
         self.model.eval()
-        meters = {task: Meter(objective, self.config.averaging) for task, objective in self.objectives.items()}
+        meters = Meters(self.objectives, self.config.averaging)
         for inputs, targets, share in self._batches(split):
             self._check_stop()
             if share == 0.0:
                 continue
             with self.precision.forward_context():
                 outputs = self._outputs(inputs, self.tasks)
-            for task, meter in meters.items():
-                meter.update(outputs[task], targets[task])
-        values = {task: meter.compute() for task, meter in meters.items()}
-        first = self.objectives[self.tasks[0]]
-        common = [n for n in ("loss", *first.better, "score") if all(n in v for v in values.values())]
-        means = {name: sum(v[name] for v in values.values()) / len(values) for name in common}
-        return {**means, **{f"{name}/{task}": value for task, v in values.items() for name, value in v.items()}}
+            meters.update(outputs, targets)
+        return meters.compute()
 
     def _batches(self, split: str, seed: int | None = None, start: int = 0) -> Iterator[tuple[Tensor, Targets, float]]:
         """Yield this rank's slices of the batches of a split from one on, and what the mean over each counts for.
@@ -285,12 +292,8 @@ class Trainer:
 
     def _sample(self, size: int) -> list[Closure]:
         """Return closures on a fixed sample of the training data, evenly spaced, in parts of about one size."""
-        data = self.data["train"].clean
-        size = min(size, len(data))
-        indices = torch.linspace(0, len(data) - 1, size).long()
-        parts = indices.tensor_split(math.ceil(size / self.config.batch_size))
-        batches = (default_collate([data[i] for i in part.tolist()]) for part in parts)
-        return [self._closure(*self.fabric.to_device(batch)) for batch in batches]
+        parts = Parts(self.data["train"].clean, self.config.batch_size, size)
+        return [self._closure(*self.fabric.to_device(part)) for part in parts]
 
     def _parts(self) -> dict[str, Any]:
         """Return everything whose state decides how the run goes on; the random streams last, as others draw."""

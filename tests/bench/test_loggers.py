@@ -2,6 +2,7 @@
 
 import csv
 import math
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -79,6 +80,37 @@ def test_without_loggers_the_logs_of_a_former_run_go(tmp_path):
     log(tmp_path, ROWS).close()
     log(tmp_path, ROWS, names=[]).close()
     assert list((tmp_path / "logs").iterdir()) == []
+
+
+def in_live_log(folder):
+    """Return step -> value of one statistic, as TensorBoard shows it."""
+    events = EventAccumulator(str(folder / "logs" / "live")).Reload()
+    return {event.step: event.value for event in events.Scalars("conflict")}
+
+
+class TestLive:
+    def logs(self, folder, points, done=0, **options):
+        logs = Logs(DEFAULT_LOGGERS, folder, (), done, **options)
+        for step in points:
+            logs.show({"conflict": step / 100, "cosine": math.nan}, step)
+        return logs
+
+    def test_points_can_be_read_as_the_run_goes_on(self, tmp_path):
+        self.logs(tmp_path, [20, 40]).close()
+        assert in_live_log(tmp_path) == {20: pytest.approx(0.2), 40: pytest.approx(0.4)}
+
+    def test_a_run_that_goes_on_from_an_earlier_step_has_each_point_once(self, tmp_path):
+        self.logs(tmp_path, [20, 40, 60]).close()
+        time.sleep(1.0)  # TensorBoard reads its files in the order of their names, which tell the second
+        self.logs(tmp_path, [40, 60, 80], done=30).close()
+        assert in_live_log(tmp_path) == {step: pytest.approx(step / 100) for step in (20, 40, 60, 80)}
+
+    def test_without_it_or_without_tensorboard_there_is_none(self, tmp_path):
+        self.logs(tmp_path, [20]).close()
+        logs = Logs(["csv"], tmp_path, (), 0)
+        logs.show({"conflict": 0.5}, 20)
+        logs.close()
+        assert not (tmp_path / "logs" / "live").exists()
 
 
 def test_nothing_but_logs_is_removed(tmp_path):

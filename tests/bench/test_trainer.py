@@ -2,10 +2,12 @@ import math
 import random
 import shutil
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.bench.small import lines, small_config, without_times
 
 from flatmtl_bench import recipes
@@ -67,6 +69,19 @@ def test_one_seed_gives_one_result(tmp_path, recipe):
 def test_another_seed_gives_another(tmp_path):
     one, other = (train(tmp_path, small_config(seed=seed)) for seed in (0, 1))
     assert one.rows()[0]["train/loss/left"] != other.rows()[0]["train/loss/left"]
+
+
+def test_the_live_log_shows_the_steps_and_changes_no_number(tmp_path):
+    config = small_config()
+    with RunFolder(tmp_path / "live", config) as folder:
+        Trainer(config).fit(folder, log_every=1)
+    assert without_times(folder.rows()) == without_times(train(tmp_path / "none", config).rows())
+    events = EventAccumulator(str(folder.path / "logs" / "live")).Reload()
+    assert {"conflict", "sharpness/left", "flat_to_loss/right", "intra_conflict/left"} <= {*events.Tags()["scalars"]}
+    points = [(event.step, event.value) for event in events.Scalars("sharpness/left")]
+    assert [step for step, _ in points] == [1, 2, 3, 4, 5, 6]
+    for k, row in enumerate(folder.rows()):  # of three steps
+        assert fmean(value for _, value in points[3 * k : 3 * k + 3]) == pytest.approx(row["train/sharpness/left"])
 
 
 def test_what_ran_before_does_not_matter(tmp_path):

@@ -181,6 +181,7 @@ def by_products(result: StepResult) -> dict[str, Any]:
         "gramian_flat",
         "weights_loss",
         "intra",
+        "inter",
         "skipped",
         "dropped",
     )

@@ -283,10 +283,11 @@ class TestReference:
             "gramian_loss": g @ g.T,
             "gramian_flat": f @ f.T,
             "intra": (g * f).sum(1),
+            "inter": f @ g[0],
         }.items():
             found = getattr(result, name)
             there = found[places] if found.ndim == 1 else found[places][:, places]
-            assert_close(there, value, g.norm() ** 2 if name in ("gramian_flat", "intra") else value.norm())
+            assert_close(there, value, g.norm() ** 2 if name in ("gramian_flat", "intra", "inter") else value.norm())
             assert found.isfinite().sum() == value.numel()
 
     @settings(max_examples=100, deadline=None)

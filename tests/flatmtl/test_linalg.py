@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flatmtl import _linalg
-from flatmtl._linalg import floats, gramian, inner, norm, subtract_each, weighted_sum
+from flatmtl._linalg import floats, gramian, inner, norm, products_with, subtract_each, weighted_sum
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -188,6 +188,29 @@ def test_inner_product_across_blocks(monkeypatch, dtype):
     assert float(found) == pytest.approx(expected, rel=1e-14)
     assert float(inner([a[:0]], [b[:0]])) == 0.0
     assert float(inner([], [])) == 0.0
+
+
+class TestProductsWith:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+    @pytest.mark.parametrize("n", [0, 7, _linalg.SHORT + 1, 3 * _linalg.BLOCK_IN_CACHE])
+    def test_equals_plain_arithmetic(self, n, dtype):
+        J, v = rows(3, n, dtype), rows(1, n, dtype)[0].flip(0)
+        products = J.double() * v.double()
+        found = products_with(J, v)
+        assert found.dtype == torch.float64
+        assert ((found - products.sum(dim=1)).abs() <= 1e-6 * products.abs().sum(dim=1)).all()
+
+    @pytest.mark.parametrize("size", [1e-25, 1e25])
+    def test_nothing_is_lost_where_float32_has_no_squares(self, size):
+        J, v = rows(2, 2 * _linalg.SHORT).float(), rows(1, 2 * _linalg.SHORT).float()[0]
+        torch.testing.assert_close(
+            products_with(size * J, size * v) / size**2, products_with(J, v), rtol=1e-4, atol=0.0
+        )
+
+    def test_a_row_that_is_not_finite_spoils_its_own_product_only(self):
+        J, v = rows(2, 2 * _linalg.SHORT).float(), torch.ones(2 * _linalg.SHORT)
+        J[0, 5] = math.nan
+        assert products_with(J, v).isfinite().tolist() == [False, True]
 
 
 class TestSubtractEach:

@@ -52,6 +52,29 @@ class TestResult:
         assert self.result.norms_flat is None
         assert self.result.conflict == 1.0
 
+    def test_flat_gradients_against_loss_gradients(self):
+        g = torch.tensor([[3.0, 4.0], [0.0, -1.0], [math.nan, math.nan]], dtype=torch.float64)
+        f = torch.tensor([[0.3, -0.4], [0.1, 0.1], [math.nan, math.nan]], dtype=torch.float64)
+        result = StepResult(
+            tasks=("a", "b", "absent"),
+            losses=torch.tensor([1.0, 2.0, math.nan]),
+            gramian_loss=g @ g.T,
+            gramian_flat=f @ f.T,
+            intra=(g * f).sum(dim=1),
+            inter=f @ (g[0] + g[1]),
+        )
+        found = {name: value.tolist() for name, value in result.statistics().items()}
+        near = {"rel": 1e-12, "nan_ok": True}
+        assert found["flat_to_loss"] == pytest.approx([0.1, math.sqrt(0.02), math.nan], **near)
+        assert found["intra_conflict"] == pytest.approx([1.0, 1.0, math.nan], **near)  # 0.9 - 1.6 and -0.1
+        assert found["inter_conflict"] == pytest.approx([1.0, 0.0, math.nan], **near)  # 0.9 - 1.2 and 0.3 + 0.3
+        assert found["cosine"] == pytest.approx(-0.8, **near)
+        assert found["cosine_flat"] == pytest.approx(-0.01 / (0.5 * math.sqrt(0.02)), **near)
+        assert (found["conflict"], found["conflict_flat"]) == (1.0, 1.0)
+
+    def test_one_task_has_no_pair_to_take_the_cosine_of(self):
+        assert StepResult(("a",), torch.ones(1), gramian_loss=gramian([[3.0, 4.0]])).cosine.isnan()
+
     def test_scalars_are_named_by_task(self):
         scalars = {name: float(value) for name, value in self.result.scalars().items()}
         assert scalars["sharpness/b"] == 2.0

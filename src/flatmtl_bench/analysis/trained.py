@@ -1,59 +1,160 @@
 """A trained model, from the folder of its run."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from flatmtl import TaskParameters
 from flatmtl_bench import assembly
-from flatmtl_bench.checkpoints import Checkpoints
+from flatmtl_bench.analysis.batches import Batch, Batches, Closure, closures
+from flatmtl_bench.checkpoints import Checkpoints, load_snapshot, snapshots
 from flatmtl_bench.data.base import TaskDataset
+from flatmtl_bench.metrics import Meters, Objective
 from flatmtl_bench.recipes.config import Config, Split
-from flatmtl_bench.reports.reading import read
+from flatmtl_bench.reports.reading import Run, read
+from flatmtl_bench.runs import RunError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trained:
-    """A model as the epoch left it that counts under the run's protocol, in eval mode on the CPU, and data for it.
+    """A model as an epoch left it, in eval mode, with one split of its data, unchanged by augmentation.
 
     Attributes:
-        config: of the run.
+        run: what its folder tells.
+        epoch: that left it.
         model: input, tasks -> {task: output}.
         dataset: one split of the run's data.
-        tasks: that the model was trained on.
+        objectives: of the tasks that the model was trained on.
+        device: of the model, to which batches go.
     """
 
-    config: Config
+    run: Run
+    epoch: int
     model: nn.Module
     dataset: TaskDataset
-    tasks: tuple[str, ...]
+    objectives: Mapping[str, Objective]
+    device: torch.device
+
+    @property
+    def config(self) -> Config:
+        """That of the run."""
+        return self.run.config
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks."""
+        return tuple(self.objectives)
+
+    def batches(self, samples: int | None = None, batch_size: int | None = None, seed: int | None = None) -> Batches:
+        """Return the data, or so many evenly spaced samples, in batches of the run's size or another."""
+        size = self.config.batch_size if batch_size is None else batch_size
+        return Batches(self.dataset, size, samples, self.device, seed)
+
+    def closures(
+        self, samples: int | None = None, batch_size: int | None = None, seed: int | None = None
+    ) -> list[Closure]:
+        """Return the closure of each of :meth:`batches`."""
+        losses = {task: objective.loss for task, objective in self.objectives.items()}
+        return closures(self.model, self.batches(samples, batch_size, seed), losses)
+
+    @cached_property
+    def parameters(self) -> TaskParameters:
+        """Who owns which parameter, as in training."""
+        return assembly.parameters(self.config, self.model, self.closures(2)[0], self.tasks)
+
+    @torch.no_grad()
+    def evaluate(self, samples: int | None = None, *, batches: Iterable[Batch] | None = None) -> dict[str, float]:
+        """Return the loss and the metrics of each task and their means, as the metrics of a run have them.
+
+        They are of the data, of so many evenly spaced samples, or of batches that are at hand.
+        """
+        meters = Meters(self.objectives, self.config.averaging)
+        for inputs, targets in self.batches(samples) if batches is None else batches:
+            meters.update(self.model(inputs, self.tasks), targets)
+        return meters.compute()
 
     @torch.no_grad()
     def outputs(self, indices: Iterable[int]) -> dict[int, dict[str, Tensor]]:
         """Return the output for items of the data: index -> task -> output, without the dimension of the batch."""
         found = {}
         for index in indices:
-            outputs = self.model(self.dataset[index][0].unsqueeze(0), self.tasks)
+            outputs = self.model(self.dataset[index][0].unsqueeze(0).to(self.device), self.tasks)
             found[index] = {task: output[0] for task, output in outputs.items()}
         return found
 
 
-def trained(run: Path, split: Split = "test") -> Trained:
-    """Return the model of a finished run; of several epochs that count, the last one's.
+def trained(
+    run: Path | Run, split: Split = "test", epoch: int | None = None, device: torch.device | str = "cpu"
+) -> Trained:
+    """Return the model of a finished run.
 
     Args:
-        run: its folder.
+        run: it, or its folder.
         split: of the data that come with it.
+        epoch: of which there is a snapshot (``flatmtl run --keep-every``); None: the epoch that counts under the run's
+            protocol, the last one if several do.
+        device: where the model goes.
 
     Raises:
-        RunError, ValueError, OSError: the run is not finished or not whole, or its data are not there.
+        RunError, ValueError, OSError: the run is not finished or not whole, there is no such epoch, or its data are
+            not there or others.
     """
-    found = read(run)
-    config = found.config
-    dataset = assembly.dataset(config, split)
-    objectives = assembly.trained(config, dataset.objectives)
-    model = assembly.model(config, objectives, dataset[0][0].shape[0])
-    model.load_state_dict(Checkpoints(run).of_epoch(found.summary["epochs"][-1])["model"])
-    return Trained(config, model.eval(), dataset.clean, tuple(objectives))
+    run = read(run) if isinstance(run, Path) else run
+    dataset = assembly.dataset(run.config, split)
+    expected = run.summary.get("fingerprints", {}).get(split)
+    if dataset.fingerprint != expected:
+        raise RunError(
+            f"{run.path} was made with other {split} data ({expected}) than are here now ({dataset.fingerprint}). "
+            "Put the data back to where they were, or train the run again."
+        )
+    objectives = assembly.trained(run.config, dataset.objectives)
+    model = assembly.model(run.config, objectives, dataset[0][0].shape[0])
+    counts = run.summary["epochs"][-1]
+    model.load_state_dict(Checkpoints(run.path).of_epoch(counts)["model"] if epoch is None else _weights(run, epoch))
+    where = torch.device(device)
+    return Trained(run, counts if epoch is None else epoch, model.eval().to(where), dataset.clean, objectives, where)
+
+
+def at_snapshots(run: Run, split: Split, device: torch.device | str = "cpu") -> Iterator[Trained]:
+    """Yield the model of a finished run at each of its snapshots, in the order of the epochs, with one data set.
+
+    It is one model, whose weights are others at the next turn.
+
+    Raises:
+        RunError, ValueError, OSError: as of :func:`trained`, or there is no snapshot.
+    """
+    model = None
+    for epoch in epochs_kept(run):
+        if model is None:
+            model = trained(run, split, epoch, device)
+        else:
+            model.model.load_state_dict(_weights(run, epoch))
+            model = replace(model, epoch=epoch)
+        yield model
+
+
+def epochs_kept(run: Run) -> list[int]:
+    """Return the epochs of which a run has snapshots.
+
+    Raises:
+        RunError: there is none.
+    """
+    found = list(snapshots(run.path))
+    if not found:
+        raise RunError(
+            f"{run.path} has no snapshots of its weights, which analyses over training read. Train it with "
+            "--keep-every 1, or another number of epochs between them."
+        )
+    return found
+
+
+def _weights(run: Run, epoch: int) -> dict[str, Tensor]:
+    """Return the weights of a snapshot."""
+    path = snapshots(run.path).get(epoch)
+    if path is None:
+        raise RunError(f"{run.path} has no snapshot of epoch {epoch}. It has: {', '.join(map(str, epochs_kept(run)))}.")
+    return load_snapshot(path)

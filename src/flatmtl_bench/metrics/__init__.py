@@ -4,7 +4,7 @@ from flatmtl_bench.metrics.attribute import Attribute
 from flatmtl_bench.metrics.classification import Classification
 from flatmtl_bench.metrics.depth import Depth
 from flatmtl_bench.metrics.normals import Normals
-from flatmtl_bench.metrics.objective import Averaging, Better, MeanLoss, Meter, Objective
+from flatmtl_bench.metrics.objective import Averaging, Better, MeanLoss, Meter, Meters, Objective
 from flatmtl_bench.metrics.segmentation import Segmentation
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Depth",
     "MeanLoss",
     "Meter",
+    "Meters",
     "Normals",
     "Objective",
     "Segmentation",

@@ -108,3 +108,29 @@ class Meter:
         if math.isnan(loss) and values.get("valid") != 0.0:
             values = dict.fromkeys(values, math.nan)
         return {"loss": loss, **values, "score": self._objective.score(values)}
+
+
+class Meters:
+    """What a model comes to over many batches: of each task what its `Meter` says, and the means of what all have.
+
+    Args:
+        objectives: of the tasks.
+        averaging: see `Averaging`.
+    """
+
+    def __init__(self, objectives: Mapping[str, Objective], averaging: Averaging) -> None:
+        self._objectives = objectives
+        self._meters = {task: Meter(objective, averaging) for task, objective in objectives.items()}
+
+    def update(self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+        """Take in one batch."""
+        for task, meter in self._meters.items():
+            meter.update(outputs[task], targets[task])
+
+    def compute(self) -> dict[str, float]:
+        """Return values such as ``loss``, ``accuracy`` and ``score``, and of each task ``loss/<task>`` and so on."""
+        values = {task: meter.compute() for task, meter in self._meters.items()}
+        first = next(iter(self._objectives.values()))
+        common = [n for n in ("loss", *first.better, "score") if all(n in v for v in values.values())]
+        means = {name: sum(v[name] for v in values.values()) / len(values) for name in common}
+        return {**means, **{f"{name}/{task}": value for task, v in values.items() for name, value in v.items()}}

@@ -17,18 +17,23 @@ class Run:
     """A finished run.
 
     Attributes:
-        name: of its folder.
+        path: its folder.
         config: every value of the recipe.
         environment: versions, machine, threads.
         rows: the metrics of each epoch.
         summary: what it came to.
     """
 
-    name: str
+    path: Path
     config: Config
     environment: dict[str, Any]
     rows: list[dict[str, Any]]
     summary: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.path.name
 
     @property
     def tasks(self) -> list[str]:
@@ -68,7 +73,7 @@ def read(path: Path) -> Run:
         rows = [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{metrics} is broken: {error}") from error
-    return Run(path.name, config, environment, rows, summary)
+    return Run(path, config, environment, rows, summary)
 
 
 def _summary(path: Path) -> dict[str, Any]:
