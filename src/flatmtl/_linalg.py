@@ -140,12 +140,10 @@ def subtract_each(rows: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
 def products_with(jacobian: Tensor, vector: Tensor) -> Tensor:
     r"""Return :math:`J v` of shape ``(m,)`` in float64.
 
-    Long float32 rows are summed in float32 within blocks, as by :func:`inner`.
+    Long float32 rows are summed in float32 within short blocks, as for a Gramian.
     """
     if vector.numel() > SHORT and _is_quick(jacobian) and _is_quick(vector):
-        width = 2 * BLOCK_IN_CACHE // max(len(jacobian), 1)
-        parts = zip(torch.split(jacobian, width, dim=1), torch.split(vector, width), strict=True)
-        quick = torch.stack([torch.mv(rows, part) for rows, part in parts]).sum(dim=0, dtype=torch.float64)
+        quick = _products(jacobian, vector[None])[:, 0]
         if all(_is_safe(abs(product), vector.numel()) for product in floats(quick)):
             return quick
     total = torch.zeros(len(jacobian), dtype=torch.float64, device=jacobian.device)
@@ -293,18 +291,25 @@ def _is_regular(products: Tensor) -> bool:
     return not bool(failed)
 
 
-def _products(matrix: Tensor) -> Tensor:
-    r"""Return :math:`J J^\top` in float64, summed in the dtype of the matrix within short blocks of columns.
+def _products(matrix: Tensor, other: Tensor | None = None) -> Tensor:
+    r"""Return :math:`J K^\top` in float64, summed in the dtype of the matrices within short blocks of columns.
 
-    An accelerator takes up the blocks at once, where one product of two long, thin matrices leaves it idle.
+    ``K`` is ``J`` if it is not given. An accelerator takes up the blocks at once, where one product of two long, thin
+    matrices leaves it idle.
     """
+    other = matrix if other is None else other
     count, rest = divmod(matrix.shape[1], SHORT)
-    last = matrix[:, -rest:] if rest else matrix[:, :0]
-    products = (last @ last.T).double()
+    start = matrix.shape[1] - rest
+    products = (matrix[:, start:] @ other[:, start:].T).double()
     if count:
-        blocks = matrix[:, : count * SHORT].reshape(len(matrix), count, SHORT).transpose(0, 1)
-        products += torch.bmm(blocks, blocks.transpose(1, 2)).sum(dim=0, dtype=torch.float64)
+        blocks, others = (_in_blocks(some, count) for some in (matrix, other))
+        products += torch.bmm(blocks, others.transpose(1, 2)).sum(dim=0, dtype=torch.float64)
     return products
+
+
+def _in_blocks(matrix: Tensor, count: int) -> Tensor:
+    """Return the first ``count`` short blocks of columns, ``(count, m, SHORT)``."""
+    return matrix[:, : count * SHORT].reshape(len(matrix), count, SHORT).transpose(0, 1)
 
 
 def _hardly_cancel(weights: Tensor, gramian: Gramian) -> bool:

@@ -114,6 +114,13 @@ class TestQuadratics:
         assert found.decomposed == pytest.approx(found.direct, rel=1e-9)
         assert found.conclusion
 
+    def test_an_aggregator_may_return_one_of_the_rows(self):
+        theta, bowls = drawn(np.random.default_rng(0))
+        found = compare(theta, bowls, lambda J: J[0])
+        g, f, loss, flat, direct = exact(theta, bowls, lambda J: J[0])
+        assert found.decomposed_predicted == pytest.approx(-LR * (g + f) @ (loss + flat), rel=1e-9)
+        assert found.direct_predicted == pytest.approx(-LR * (g + f) @ direct, rel=1e-9)
+
     def test_an_aggregator_that_learns_is_left_as_it_was(self):
         theta, bowls = drawn(np.random.default_rng(0))
         aggregator = Counting()

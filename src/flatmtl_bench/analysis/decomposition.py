@@ -148,9 +148,11 @@ def _compared(
 
     def direction(J: Tensor) -> Tensor:
         own = copy.deepcopy(aggregator)
-        return (own(J, context) if getattr(own, "uses_context", False) else own(J)).detach()
+        d = own(J, context) if getattr(own, "uses_context", False) else own(J)
+        return d.detach().clone()  # it may be one of the rows
 
     def objectives() -> Tensor:
+        """Return loss, and rho times gradient norm, of each task."""
         found = task_gradients(model, [closure], parameters)
         assert found.norms is not None
         return torch.stack([found.losses, rho * found.norms])[:, present]
@@ -159,29 +161,39 @@ def _compared(
     loss, flat = direction(g), direction(f)
     flat_on_loss, loss_on_flat = _products(g, flat), _products(f, loss)
     sam = f.add_(g)
-    steps = {"decomposed": loss + flat, "direct": direction(sam)}
-    before = objectives()  # loss and rho times the gradient norm of each task
-    change, predicted = {}, {}
-    for name, d in steps.items():
+    steps = loss + flat, direction(sam)
+    before, changes = objectives(), []
+    for d in steps:
         with _moved(parameters.shared, d, lr):
-            change[name] = (objectives() - before).sum(dim=0)
-        predicted[name] = -lr * _products(sam, d)
+            changes.append((objectives() - before).sum(dim=0))
+    predictions = [-lr * _products(sam, d) for d in steps]
+    lengths = torch.stack([_length(row) for row in sam])
+    longest = max(_length(d) for d in steps)
+    # Weights are rounded, too: by their usual size, which counts as far as the objective depends on them.
+    size = before.abs().sum(dim=0) + _usual_size(parameters.shared) * lengths
     unit = ROUNDING * torch.finfo(sam.dtype).eps
-    lengths = torch.linalg.vector_norm(sam, dim=1, dtype=torch.float64).cpu()
-    longest = max(float(torch.linalg.vector_norm(d, dtype=torch.float64)) for d in steps.values())
-    weight = torch.cat([p.detach().flatten() for p in parameters.shared]).double().square().mean().sqrt().cpu()
-    size = before.abs().sum(dim=0) + weight * lengths  # the last: of what rounded weights do
     return Comparison(
         tasks=tuple(result.tasks[i] for i in present),
         flat_on_loss=tuple(flat_on_loss.tolist()),
         loss_on_flat=tuple(loss_on_flat.tolist()),
-        decomposed=tuple(change["decomposed"].tolist()),
-        direct=tuple(change["direct"].tolist()),
-        decomposed_predicted=tuple(predicted["decomposed"].tolist()),
-        direct_predicted=tuple(predicted["direct"].tolist()),
-        holds=_at_most(change["decomposed"], change["direct"], unit * size),
-        predicted=_at_most(predicted["decomposed"], predicted["direct"], unit * lr * longest * lengths),
+        decomposed=tuple(changes[0].tolist()),
+        direct=tuple(changes[1].tolist()),
+        decomposed_predicted=tuple(predictions[0].tolist()),
+        direct_predicted=tuple(predictions[1].tolist()),
+        holds=_at_most(*changes, rounding=unit * size),
+        predicted=_at_most(*predictions, rounding=unit * lr * longest * lengths),
     )
+
+
+def _length(vector: Tensor) -> Tensor:
+    """Return the Euclidean norm, in float64 on the CPU."""
+    return torch.linalg.vector_norm(vector, dtype=torch.float64).cpu()
+
+
+def _usual_size(weights: Sequence[Tensor]) -> float:
+    """Return the root of the mean square over all entries."""
+    norm = math.hypot(*(float(_length(weight.detach())) for weight in weights))
+    return norm / math.sqrt(sum(weight.numel() for weight in weights))
 
 
 def _products(J: Tensor, d: Tensor) -> Tensor:
@@ -189,7 +201,7 @@ def _products(J: Tensor, d: Tensor) -> Tensor:
     return torch.stack([torch.dot(row.double(), d.double()) for row in J]).cpu()
 
 
-def _at_most(a: Tensor, b: Tensor, rounding: Tensor) -> tuple[bool, ...]:
+def _at_most(a: Tensor, b: Tensor, *, rounding: Tensor) -> tuple[bool, ...]:
     """Return for each task whether one number is at most the other, up to rounding."""
     return tuple((a <= b + rounding).tolist())
 

@@ -35,12 +35,12 @@ def make_figure(name: str, figure: Figure) -> int:
     comparable = tables(found.runs)
     for reason in (sentence for table in comparable for sentence in table.lacking):
         say(reason)
+    folder.mkdir(parents=True, exist_ok=True)  # before minutes of measuring, if it cannot be made
     records = figure.records(comparable)
     if not records:
         raise Stop(f"there is nothing to draw of the runs in {', '.join(figure.runs)}. Choose other runs or options.")
     options = {key: value for key, value in vars(figure).items() if key not in ("out", "overwrite")}
     data = {"figure": name, "options": options, "records": records, "environment": environment()}
-    folder.mkdir(parents=True, exist_ok=True)
     write_whole(paths["json"], json.dumps(data, indent=1, allow_nan=False) + "\n")
     with style():
         drawing = figure.draw(records)
