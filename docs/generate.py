@@ -16,6 +16,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from flatmtl.aggregators import AGGREGATORS
+from flatmtl_bench.reports import claims
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -611,6 +612,35 @@ def draw_aggregators(plt: Any, result: dict[str, Any]) -> Any:
     return figure
 
 
+def flatness_block() -> str:
+    """Return what the paper says of flat minima, beside what we see."""
+    result = read("flatness.json")
+    options = result["options"]
+    return "\n\n".join(
+        [
+            f"LeNet on {options['samples']:,} pairs, batch 64, Adam 1e-3, {options['epochs']} epochs, "
+            f"{options['seeds']} seeds; F-CAGrad with ASAM of rho {options['rho']:g}; accuracy against rho on "
+            f"multimnist with {options['rho_epochs']} epochs. Measured on the epoch that is best on validation pairs, "
+            f"or at snapshots every {options['keep_every']} epochs. Accuracies in per cent, losses in nats; "
+            "made by `python benchmarks/flatness.py`:",
+            table(claims.rows(result["seen"])),
+            "What the decomposition is built against, and the paper does not measure: the share of mini-batches, in "
+            "per cent, in which a task's loss gradient and its flat gradient (rho 0.05) point apart (intra), and in "
+            "which its flat gradient and the direction of all loss gradients do (inter), mean over the tasks at the "
+            "last snapshot:",
+            table(intra_rows(result["seen"])),
+        ]
+    )
+
+
+def intra_rows(seen: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row for each data set: intra- and inter-conflict."""
+    names = {"intra": "intra_conflict, last snapshot", "inter": "inter_conflict, last snapshot"}
+    sets = list(seen[names["intra"]])
+    rows = [[data, *(claims.spelled(seen[name][data], ".1f") for name in names.values())] for data in sets]
+    return [["data", *(f"{name}, %" for name in names)], *rows]
+
+
 def draw_step(plt: Any, result: dict[str, Any]) -> Any:
     """Draw everybody's time over the floor, a row for each case, with the quartiles: plain steps, then flat ones."""
     names = [case_name(case) for case in result["cases"]]
@@ -655,6 +685,7 @@ PAGES = (
             "timm": code_of("timm_loop", "FlatScaler", "train_epoch"),
         },
     ),
+    Page(DOCS / "flatness.md", {"flatness": flatness_block}),
     Page(DOCS / "ranks.md", {"ddp": code_of("ddp_loop", "losses", "train")}),
 )
 FIGURES = (

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("torchjd")
 pytest.importorskip("scipy")
-from benchmarks import aggregators, loaders, scenes, step
+from benchmarks import aggregators, flatness, loaders, scenes, step
 from docs import generate
 from tests.bench.small import made_result
 
@@ -257,3 +257,54 @@ def test_the_result_of_scenes_is_a_report(tmp_path, monkeypatch):
     found = scenes.result(options)
     assert [row["flat_settings"]["rho"] for row in found["rows"]] == [0.0, 0.05]
     assert (found["width"], found["environment"]["python"]) == (options.width, "3.11.0")
+
+
+class TestFlatness:
+    """What is taken from the records of figures, by records made up."""
+
+    def records(self, *fields, **common):
+        whose = [("CAGrad", 0), ("CAGrad", 1), ("F-CAGrad", 0), ("F-CAGrad", 1)]
+        return [
+            {"data": "digits", "method": method, "seed": seed, **common, **of_run}
+            for method, seed in reversed(whose)
+            for of_run in fields
+        ]
+
+    def test_numbers_are_those_of_the_runs_in_the_order_of_the_seeds(self):
+        found = flatness.per_run(self.records({"value": 1.0}), lambda some: float(some[0]["seed"]))
+        assert found == {"digits": {"CAGrad": [0.0, 1.0], "F-CAGrad": [0.0, 1.0]}}
+
+    def test_the_last_epoch_counts_and_the_tasks_the_same(self):
+        fields = [{"epoch": e, "task": t, "value": 10.0 * e + k} for e in (5, 10) for k, t in enumerate(("a", "b"))]
+        assert flatness.at_last(self.records(*fields), "value")["digits"]["CAGrad"] == [100.5, 100.5]
+        assert flatness.at_first(self.records(*fields), "value")["digits"]["CAGrad"] == [50.5, 50.5]
+
+    def test_what_a_model_withstands_ends_with_the_first_radius_that_costs_more_than_five_points(self):
+        accuracies = {0: 90.0, 1: 88.0, 2: 86.0, 3: 84.9, 4: 89.0}
+        fields = [{"split": "test", "radius": r, "value": a + d} for r, a in accuracies.items() for d in (-1.0, 1.0)]
+        fields += [{"split": "train", "radius": r, "value": 0.0} for r in accuracies]
+        assert flatness.withstood(self.records(*fields)) == {"digits": {"CAGrad": [2, 2], "F-CAGrad": [2, 2]}}
+
+    def test_the_flat_form_is_ahead_from_the_epoch_after_the_last_at_which_it_was_not(self):
+        lead = {1: 1.0, 2: -1.0, 3: 1.0, 4: 1.0}
+        common = {"split": "test", "metric": "accuracy", "task": "left"}
+        found = [
+            {**record, **common, "epoch": e, "value": 90.0 + d * (record["method"] == "F-CAGrad")}
+            for record in self.records({})
+            for e, d in lead.items()
+        ]
+        train = [{**record, "split": "train"} for record in found]
+        numbers = dict(flatness.of_curves([*found, *train], flatness.Options(runs="", epochs=4)))
+        assert numbers["ahead in test accuracy from epoch"] == {"digits": {"F-CAGrad": [3.0]}}
+        assert numbers["test accuracy, epoch 4"]["digits"]["F-CAGrad"] == [91.0, 91.0]
+
+    def test_the_docs_are_made_of_it(self, tmp_path, monkeypatch):
+        conflict = {name: {"digits": {"CAGrad": [40.0, 50.0]}} for name in ("intra_conflict", "inter_conflict")}
+        seen = {"brier": {"digits": {"CAGrad": [0.2, 0.2], "F-CAGrad": [0.1, 0.3]}}}
+        seen |= {f"{name}, last snapshot": numbers for name, numbers in conflict.items()}
+        result = {"options": flatness.settings(flatness.Options(runs="")), "seen": seen}
+        (tmp_path / "flatness.json").write_text(json.dumps(result))
+        monkeypatch.setattr(generate, "RESULTS", tmp_path)
+        text = generate.flatness_block()
+        assert "brier: CAGrad 0.200 ± 0.000, F-CAGrad 0.200 ± 0.141 | in part (1 of 2)" in text
+        assert "| digits | CAGrad 45.0 ± 7.1 | CAGrad 45.0 ± 7.1 |" in text

@@ -45,7 +45,7 @@ class ConflictFigure(Figure):
 
     rho: float = 0.05
     """Radius of the flat gradients at snapshots, in the shared parameters and in the head each."""
-    samples: int = 4096
+    samples: int = 1024
     """Training samples, evenly spaced and not augmented, for the mini-batches at snapshots; 0: read only what training
     recorded, for which no snapshots are needed."""
     batch_size: int | None = None
