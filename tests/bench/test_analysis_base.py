@@ -205,6 +205,14 @@ class TestCommand:
         assert code == 0
         assert all(name in printed for name in FIGURES)
 
+    def test_a_folder_that_cannot_be_made_is_found_before_anything_is_measured(self, run, tmp_path, flatmtl):
+        (tmp_path / "figures").write_text("mine")
+        code, _, said = flatmtl("figure", "sharpness", str(run), "--out", "figures/more")
+        assert code == 2
+        assert "figures is no folder that can be written to" in said
+        assert (tmp_path / "figures").read_text() == "mine"
+        assert "seed 0" not in said
+
     @pytest.mark.parametrize(
         ("words", "expected"),
         [

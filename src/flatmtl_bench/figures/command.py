@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 from flatmtl_bench.environment import environment
@@ -35,12 +36,13 @@ def make_figure(name: str, figure: Figure) -> int:
     comparable = tables(found.runs)
     for reason in (sentence for table in comparable for sentence in table.lacking):
         say(reason)
-    folder.mkdir(parents=True, exist_ok=True)  # before minutes of measuring, if it cannot be made
+    _check_writable(folder)  # before minutes of measuring
     records = figure.records(comparable)
     if not records:
         raise Stop(f"there is nothing to draw of the runs in {', '.join(figure.runs)}. Choose other runs or options.")
     options = {key: value for key, value in vars(figure).items() if key not in ("out", "overwrite")}
     data = {"figure": name, "options": options, "records": records, "environment": environment()}
+    folder.mkdir(parents=True, exist_ok=True)
     write_whole(paths["json"], json.dumps(data, indent=1, allow_nan=False) + "\n")
     with style():
         drawing = figure.draw(records)
@@ -51,3 +53,10 @@ def make_figure(name: str, figure: Figure) -> int:
     for path in paths.values():
         answer(path)
     return 0
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise unless a folder is there, or can be made, and can be written to."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise Stop(f"{there} is no folder that can be written to. Choose another --out.")
