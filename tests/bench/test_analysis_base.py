@@ -72,6 +72,16 @@ class TestUntouched:
         assert self.state(model) == before
         assert all(a is b for a, b in zip(model.parameters(), objects, strict=True))
 
+    def test_a_tensor_that_was_put_in_the_place_of_another_goes(self):
+        model = self.model()
+        mean, weight = model[1].running_mean, model[0].weight
+        with untouched(model):
+            model[1].running_mean = mean + 1.0
+            model[0].weight = nn.Parameter(torch.zeros(4, 3))
+        assert model[1].running_mean is mean
+        assert model[0].weight is weight
+        assert not mean.any()
+
 
 class TestBatches:
     @given(size=st.integers(1, 60), batch_size=st.integers(1, 70), samples=st.none() | st.integers(1, 70))
@@ -205,6 +215,12 @@ class TestCommand:
         assert code == 0
         assert all(name in printed for name in FIGURES)
 
+    @pytest.mark.parametrize("device", ["meta", "nowhere"])
+    def test_a_device_that_cannot_be_used_is_a_mistake(self, run, tmp_path, flatmtl, device):
+        code, _, said = flatmtl("figure", "sharpness", str(run), "--device", device)
+        assert code == 2
+        assert f"--device {device} cannot be used here" in said
+
     def test_a_folder_that_cannot_be_made_is_found_before_anything_is_measured(self, run, tmp_path, flatmtl):
         (tmp_path / "figures").write_text("mine")
         code, _, said = flatmtl("figure", "sharpness", str(run), "--out", "figures/more")
@@ -226,6 +242,12 @@ class TestCommand:
         assert (code, printed) == (2, "")
         assert expected in said
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bins", [0, 1_000_000])
+def test_more_bins_than_anyone_can_see_are_refused(bins):
+    with pytest.raises(ValueError, match="--bins must be a whole number from 1 to 1000"):
+        FIGURES["calibration"](bins=bins)
 
 
 def test_every_run_is_measured_by_itself_and_named(run):

@@ -208,6 +208,19 @@ class TestBounds:
         assert found["right"]["corrected"].samples == 12
         assert found["left"]["corrected"].sigma == largest_sigma(RHO, RHO, 4, [1, 1], 12)
 
+    def test_how_samples_with_labels_fall_into_batches_does_not_matter(self):
+        def known(output, target):
+            return None if target.isnan().all() else square(output, target)
+
+        model, ((X, y),), _, parameters = linear(samples=11, parts=1)
+        y["left"][1:5] = torch.nan
+        parts = [slice(0, 5), slice(5, 6), slice(6, 11)]
+        batches = [(X[part], {task: target[part] for task, target in y.items()}) for part in parts]
+        losses = dict.fromkeys(y, known)
+        whole, torn = (bounds(model, some, losses, parameters, RHO, limit=LIMIT) for some in ([(X, y)], batches))
+        for task in y:
+            assert torn[task]["corrected"].terms == pytest.approx(whole[task]["corrected"].terms, rel=1e-9)
+
     def test_more_steps_of_ascent_find_no_smaller_loss(self):
         one, more = (bounds(*linear(), RHO, limit=LIMIT, steps=steps) for steps in (1, 8))
         for task, forms in one.items():

@@ -112,7 +112,7 @@ def bounds(
     _check(delta=delta, rho=rho, rho_heads=rho_heads, limit=limit)
     with untouched(model):
         means = _means(model, batches, losses, parameters.tasks, limit)
-    of_parts = closures(model, batches, clip(losses, limit))
+    of_parts = closures(model, batches, _each_sample_the_same(losses, means, limit))
     rises = sharpness(model, of_parts, parameters, rho, rho_heads=rho_heads, steps=steps)
     samples = max(mean.samples for mean in means.values())
     own = {task: sum(p.numel() for p in head) for task, head in parameters.heads.items()}
@@ -291,12 +291,26 @@ def _of_samples(losses: Losses, task: str, output: Tensor, target: Tensor, limit
     return torch.stack(known).clamp(0.0, limit) if known else output.new_zeros(0)
 
 
+def _each_sample_the_same(losses: Losses, means: Mapping[str, "_Mean"], limit: float) -> Losses:
+    """Return losses of batches whose mean over the batches with labels is that over all samples with labels."""
+
+    def weighted(task: str) -> Callable[[Tensor, Tensor], Tensor | None]:
+        def loss(output: Tensor, target: Tensor) -> Tensor | None:
+            found = _of_samples(losses, task, output, target, limit)
+            return found.sum() * (means[task].batches / means[task].samples) if len(found) else None
+
+        return loss
+
+    return {task: weighted(task) for task in means}
+
+
 @dataclass(frozen=True)
 class _Mean:
-    """The mean over some samples."""
+    """The mean over some samples, of some batches."""
 
     value: float
     samples: int
+    batches: int
 
 
 @torch.no_grad()
@@ -304,7 +318,7 @@ def _means(
     model: nn.Module, batches: Sequence[Batch], losses: Losses, tasks: Sequence[str], limit: float
 ) -> dict[str, _Mean]:
     """Return the mean clipped loss of each task over the samples that have a label."""
-    sums, counts = dict.fromkeys(tasks, 0.0), dict.fromkeys(tasks, 0)
+    sums, counts, parts = dict.fromkeys(tasks, 0.0), dict.fromkeys(tasks, 0), dict.fromkeys(tasks, 0)
     for number in range(len(batches)):
         inputs, targets = batches[number]
         outputs = model(inputs, tasks)
@@ -312,6 +326,7 @@ def _means(
             found = _of_samples(losses, task, outputs[task], targets[task], limit)
             sums[task] += float(found.sum(dtype=torch.float64))
             counts[task] += len(found)
+            parts[task] += len(found) > 0
     for task in tasks:
         if not counts[task]:
             raise ValueError(f"no sample has a label for task {task!r}; expected at least one. Take more samples.")
@@ -319,7 +334,7 @@ def _means(
             raise FloatingPointError(
                 f"a loss of task {task!r} is not a number; expected numbers. Take weights of an epoch before it broke."
             )
-    return {task: _Mean(sums[task] / counts[task], counts[task]) for task in tasks}
+    return {task: _Mean(sums[task] / counts[task], counts[task], parts[task]) for task in tasks}
 
 
 def _norm(weights: Sequence[Tensor]) -> float:

@@ -68,7 +68,7 @@ class Trained:
 
     @torch.no_grad()
     def evaluate(self, samples: int | None = None, *, batches: Iterable[Batch] | None = None) -> dict[str, float]:
-        """Return the loss and the metrics of each task and their means, as the metrics of a run have them.
+        """Return loss and metrics of each task and their means: those of a run, but for how items fall into batches.
 
         They are of the data, of so many evenly spaced samples, or of batches that are at hand.
         """

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +29,10 @@ def untouched(model: nn.Module, *, training: bool = False) -> Iterator[None]:
         (True, True)
     """
     modes = {module: module.training for module in model.modules()}
+    places: list[dict[str, Any]] = [
+        slots for module in model.modules() for slots in (module._parameters, module._buffers)
+    ]
+    held = [dict(slots) for slots in places]  # a forward pass may put another tensor into the place of a buffer
     tensors = [*model.parameters(), *model.buffers()]
     copies = [tensor.detach().clone() for tensor in tensors]
     gradients = [(p, p.grad, p.requires_grad) for p in model.parameters()]
@@ -40,6 +45,9 @@ def untouched(model: nn.Module, *, training: bool = False) -> Iterator[None]:
         yield
     finally:
         streams.load_state_dict(before)
+        for slots, those in zip(places, held, strict=True):
+            slots.clear()
+            slots.update(those)
         with torch.no_grad():
             for tensor, copy in zip(tensors, copies, strict=True):
                 tensor.copy_(copy)

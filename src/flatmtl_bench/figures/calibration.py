@@ -57,8 +57,8 @@ class CalibrationFigure(Figure):
     """Folder of those; None: that of the run's own."""
 
     def __post_init__(self) -> None:
-        whole_number("--bins", self.bins, 1)
-        whole_number("--entropy-bins", self.entropy_bins, 1)
+        whole_number("--bins", self.bins, 1, 1001)
+        whole_number("--entropy-bins", self.entropy_bins, 1, 1001)
 
     def measure(self, run: Run) -> Iterator[Record]:
         """Yield records of two kinds: ``reliability`` and ``entropy``, the latter of each task on each data set.

@@ -5,6 +5,8 @@ import json
 import os
 from pathlib import Path
 
+import torch
+
 from flatmtl_bench.environment import environment
 from flatmtl_bench.figures.base import Figure
 from flatmtl_bench.figures.style import style
@@ -36,6 +38,7 @@ def make_figure(name: str, figure: Figure) -> int:
     comparable = tables(found.runs)
     for reason in (sentence for table in comparable for sentence in table.lacking):
         say(reason)
+    _check_device(figure.device)
     _check_writable(folder)  # before minutes of measuring
     records = figure.records(comparable)
     if not records:
@@ -60,3 +63,11 @@ def _check_writable(folder: Path) -> None:
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise Stop(f"{there} is no folder that can be written to. Choose another --out.")
+
+
+def _check_device(name: str) -> None:
+    """Raise unless a device is there that can hold numbers."""
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise Stop(f"--device {name} cannot be used here: {str(error).splitlines()[0]} Use --device cpu.") from None

@@ -64,7 +64,7 @@ class RobustnessFigure(Figure):
         of_run = {
             "epoch": test.epoch,
             "scale": self.scale,
-            "weight_norm": norm(parameters),
+            "weight_norm": finite(norm(parameters)),
             "parameters": sum(parameter.numel() for parameter in parameters),
         }
         for radius, draws in found.items():
