@@ -7,11 +7,9 @@ on all three data sets of the paper's table 1, without it on the embedded digits
 interrupted, the same command goes on.
 """
 
-import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -93,20 +91,18 @@ def train(options: Options) -> None:
         sets["multifashion", "multifashionmnist"] = ("--source", "npz", "--root", options.pictures)
     main_runs = (*options.common("runs", options.epochs), "--keep-every", str(options.keep_every))
     for names, source in sets.items():
-        said("sweep", *[f"{name}_cagrad" for name in names], *main_runs, *source)
-        said("sweep", *[f"{name}_f_cagrad" for name in names], *main_runs, *source, *rho)
+        run("sweep", *[f"{name}_cagrad" for name in names], *main_runs, *source)
+        run("sweep", *[f"{name}_f_cagrad" for name in names], *main_runs, *source, *rho)
     grid = ",".join(map(str, options.radii))
     rho_runs = (*options.common("rho", options.rho_epochs), *digits)
-    said("sweep", "multimnist_cagrad", *rho_runs)
-    said("sweep", "multimnist_f_cagrad", *rho_runs, "--grid", f"rho={grid}")
+    run("sweep", "multimnist_cagrad", *rho_runs)
+    run("sweep", "multimnist_f_cagrad", *rho_runs, "--grid", f"rho={grid}")
 
 
-def said(*words: str) -> str:
-    """Run a command of `flatmtl` and return what it prints; what is wrong ends this one, too."""
-    with redirect_stdout(io.StringIO()) as printed:
-        if code := cli.main(words):
-            raise SystemExit(code)
-    return printed.getvalue()
+def run(*words: str) -> None:
+    """Run a command of `flatmtl`; what is wrong ends this one, too."""
+    if code := cli.main(words):
+        raise SystemExit(code)
 
 
 def records(options: Options, name: str, *flags: str, title: str | None = None, runs: str = "runs") -> list[Record]:
@@ -114,7 +110,7 @@ def records(options: Options, name: str, *flags: str, title: str | None = None, 
     folder = Path(options.runs) / "figures" / (title or name)
     data = folder / f"{name}.json"
     if not (folder / f"{name}.pdf").exists():
-        said("figure", name, f"{options.runs}/{runs}", "--out", str(folder), "--overwrite", *flags)
+        run("figure", name, f"{options.runs}/{runs}", "--out", str(folder), "--overwrite", *flags)
     found = json.loads(data.read_text())
     options.docs.mkdir(parents=True, exist_ok=True)
     with style():
@@ -168,22 +164,22 @@ def of_conflict(found: Sequence[Record], options: Options) -> Iterator[tuple[str
 
 def at_last(found: Sequence[Record], name: str, factor: float = 1.0) -> Numbers:
     """Return for each run the mean over the tasks of a value at the last of its epochs."""
-
-    def last(some: Sequence[Record]) -> float:
-        epoch = max(record["epoch"] for record in some)
-        return factor * fmean(record[name] for record in some if record["epoch"] == epoch)
-
-    return per_run(found, last)
+    return at_epoch(max, found, name, factor)
 
 
 def at_first(found: Sequence[Record], name: str) -> Numbers:
     """Return for each run the mean over the tasks of a value at the first of its epochs."""
+    return at_epoch(min, found, name)
 
-    def first(some: Sequence[Record]) -> float:
-        epoch = min(record["epoch"] for record in some)
-        return fmean(record[name] for record in some if record["epoch"] == epoch)
 
-    return per_run(found, first)
+def at_epoch(which: Callable[..., int], found: Sequence[Record], name: str, factor: float = 1.0) -> Numbers:
+    """Return for each run the mean over the tasks of a value, times a factor, at the epoch that ``which`` chooses."""
+
+    def value(some: Sequence[Record]) -> float:
+        epoch = which(record["epoch"] for record in some)
+        return factor * fmean(record[name] for record in some if record["epoch"] == epoch)
+
+    return per_run(found, value)
 
 
 def of_curves(found: Sequence[Record], options: Options) -> Iterator[tuple[str, Numbers]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -143,6 +144,11 @@ class StepResult:
 
     def statistics(self) -> dict[str, Tensor]:
         """Return every statistic that the step has: vectors ``(m,)`` with an entry for each task, and scalars."""
+        return dict(self._statistics)
+
+    @cached_property
+    def _statistics(self) -> dict[str, Tensor]:
+        """They are derived once, however many monitors ask."""
         found = {
             "loss": self.losses,
             "perturbed_loss": self.perturbed_losses,

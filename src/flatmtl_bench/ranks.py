@@ -44,7 +44,7 @@ def launch(config: Config) -> Fabric:
     if "LT_CLI_USED" not in os.environ:  # `fabric run` has launched it
         atexit.register(_end, getattr(fabric.strategy.launcher, "procs", []))
         fabric.launch()
-        atexit.register(_leave)
+    atexit.register(_leave)
     return fabric
 
 

@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader
 
 from flatmtl import StepResult, TaskParameters
 from flatmtl_bench import assembly, schedules
-from flatmtl_bench.analysis.batches import Batches as Parts
-from flatmtl_bench.analysis.batches import Closure
+from flatmtl_bench.analysis.batches import Batches, Closure
 from flatmtl_bench.analysis.sharpness import sharpness
-from flatmtl_bench.data.batches import Batches
+from flatmtl_bench.data.batches import BatchIndices
 from flatmtl_bench.loggers import check_installed
 from flatmtl_bench.metrics import Meters
 from flatmtl_bench.position import Position
@@ -99,7 +98,7 @@ class Trainer:
         model = over_all_ranks(self.fabric, self.precision.convert_module(model))
         self.model: nn.Module = self.fabric.to_device(model)
         optimizer = assembly.optimizer(self.config, self.model.parameters(), self.mtl.parameters())
-        self.steps_per_epoch = len(Batches(len(self.data["train"]), self.config.batch_size))
+        self.steps_per_epoch = len(BatchIndices(len(self.data["train"]), self.config.batch_size))
         plan = {"steps": self.steps_per_epoch, "epochs": self.config.epochs}
         self.schedule = schedules.build(self.config.schedule, optimizer, **plan)
         self.optimizer: Any = self.fabric.setup_optimizers(optimizer)
@@ -257,7 +256,7 @@ class Trainer:
         generator = torch.Generator()
         order = None if seed is None else generator.manual_seed(seed)
         data, mine = self.data[split], {"rank": self.fabric.global_rank, "ranks": self.fabric.world_size}
-        batches = Batches(len(data), self.config.batch_size, generator=order, start=start, **mine)
+        batches = BatchIndices(len(data), self.config.batch_size, generator=order, start=start, **mine)
         loader = DataLoader(data, batch_sampler=batches, generator=generator, num_workers=self.config.workers)
         loader = self.fabric.setup_dataloaders(loader, use_distributed_sampler=False)
         for share, (inputs, targets) in zip(batches.shares(), loader, strict=True):
@@ -292,7 +291,7 @@ class Trainer:
 
     def _sample(self, size: int) -> list[Closure]:
         """Return closures on a fixed sample of the training data, evenly spaced, in parts of about one size."""
-        parts = Parts(self.data["train"].clean, self.config.batch_size, size)
+        parts = Batches(self.data["train"].clean, self.config.batch_size, size)
         return [self._closure(*self.fabric.to_device(part)) for part in parts]
 
     def _parts(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from flatmtl_bench import recipes
 from flatmtl_bench.recipes.config import Data, Sharpness
 from flatmtl_bench.runs import RunFolder
+from flatmtl_bench.trainer import Trainer
 
 TIMES = ("seconds", "step_seconds")
 COMMAND = [sys.executable, "-W", "error", "-m", "flatmtl_bench"]
@@ -25,6 +26,13 @@ def small_config(recipe="multimnist_f_cagrad", **changes):
     small = {"model": "lenet", "source": "mnist5k", "epochs": 2, "batch_size": 32, "device": "cpu"}
     config = replace(recipes.build(recipe), data=SMALL, sharpness=Sharpness(samples=32))
     return replace(config, **{**small, **changes})
+
+
+def fit(out, config, **saving):
+    """Train as the command does; return the folder of the run."""
+    with RunFolder(out, config) as folder:
+        Trainer(config).fit(folder, **saving)
+    return folder.path
 
 
 def flatmtl(*words, cwd, **environment):

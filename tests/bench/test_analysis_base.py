@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.bench.small import small_config
+from tests.bench.small import fit, small_config
+from tests.bench.state import state
 from torch import nn
 
 from flatmtl_bench import cli
@@ -20,8 +21,7 @@ from flatmtl_bench.figures import FIGURES
 from flatmtl_bench.metrics import Classification
 from flatmtl_bench.reports.reading import find, read
 from flatmtl_bench.reports.results import tables
-from flatmtl_bench.runs import RunError, RunFolder
-from flatmtl_bench.trainer import Trainer
+from flatmtl_bench.runs import RunError
 
 
 class Counting(torch.utils.data.Dataset):
@@ -46,18 +46,10 @@ class TestUntouched:
         model[0].weight.grad = torch.ones(4, 3)
         return model
 
-    def state(self, model):
-        tensors = {name: value.tolist() for name, value in model.state_dict().items()}
-        gradients = {name: None if p.grad is None else p.grad.tolist() for name, p in model.named_parameters()}
-        needed = {name: p.requires_grad for name, p in model.named_parameters()}
-        modes = {name: module.training for name, module in model.named_modules()}
-        streams = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-        return tensors, gradients, needed, modes, streams
-
     @pytest.mark.parametrize("training", [False, True])
     def test_everything_comes_back_whatever_is_done_and_even_after_an_error(self, training):
         model = self.model()
-        before, objects = self.state(model), list(model.parameters())
+        before, objects = state(model), list(model.parameters())
         with suppress(KeyError), untouched(model, training=training):
             assert {module.training for module in model.modules()} == {training}
             assert all(p.grad is None for p in model.parameters())
@@ -69,7 +61,7 @@ class TestUntouched:
             random.random()
             np.random.rand()
             raise KeyError
-        assert self.state(model) == before
+        assert state(model) == before
         assert all(a is b for a, b in zip(model.parameters(), objects, strict=True))
 
     def test_a_tensor_that_was_put_in_the_place_of_another_goes(self):
@@ -118,10 +110,7 @@ class TestBatches:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    config = small_config(epochs=2)
-    with RunFolder(tmp_path_factory.mktemp("runs"), config) as folder:
-        Trainer(config).fit(folder, keep_every=1)
-    return folder.path
+    return fit(tmp_path_factory.mktemp("runs"), small_config(epochs=2), keep_every=1)
 
 
 class TestTrained:
@@ -178,11 +167,9 @@ class TestTrained:
             trained(run)
 
     def test_a_run_without_snapshots_says_how_to_keep_them(self, tmp_path):
-        config = small_config("multimnist_cagrad", epochs=1)
-        with RunFolder(tmp_path, config) as folder:
-            Trainer(config).fit(folder)
+        folder = fit(tmp_path, small_config("multimnist_cagrad", epochs=1))
         with pytest.raises(RunError, match="--keep-every"):
-            epochs_kept(read(folder.path))
+            epochs_kept(read(folder))
 
 
 class TestCommand:

@@ -1,7 +1,6 @@
 """The bound against formulas evaluated in decimal arithmetic, and a model evaluated by hand."""
 
 import math
-import random
 from decimal import Decimal, localcontext
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
+from tests.bench.state import state
 from torch import nn
 
 from flatmtl import TaskParameters
@@ -343,14 +343,7 @@ def test_they_leave_everything_as_it_was():
     parameters = TaskParameters(trunk.parameters(), heads, model)
     losses = dict.fromkeys(heads, square)
 
-    def state():
-        tensors = {name: value.tolist() for name, value in model.state_dict().items()}
-        gradients = {name: None if p.grad is None else p.grad.tolist() for name, p in model.named_parameters()}
-        modes = [module.training for module in model.modules()]
-        streams = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-        return tensors, gradients, modes, streams
-
-    before = state()
+    before = state(model)
     bounds(model, batches, losses, parameters, 0.1, limit=LIMIT)
     rise_under_noise(model, batches, losses, parameters, 0.1, limit=LIMIT, draws=2)
-    assert state() == before
+    assert state(model) == before

@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy, mannwhitneyu
+from tests.bench.state import state
 from torch import nn
 from torch.nn.functional import one_hot
 from torchmetrics.functional.classification import multiclass_calibration_error
@@ -270,16 +270,10 @@ class TestModel:
 
     @pytest.mark.parametrize("analysis", [calibration, predictive_entropies])
     def test_it_leaves_the_model_and_the_random_streams_alone(self, net, batches, analysis):
-        def state():
-            tensors = {name: value.tolist() for name, value in net.state_dict().items()}
-            gradients = {name: None if p.grad is None else p.grad.tolist() for name, p in net.named_parameters()}
-            modes = {name: module.training for name, module in net.named_modules()}
-            streams = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-            return tensors, gradients, modes, streams
 
-        before = state()
+        before = state(net)
         analysis(net, batches, ["left", "right"])
-        assert state() == before
+        assert state(net) == before
 
     @pytest.mark.parametrize("analysis", [calibration, predictive_entropies])
     def test_a_model_that_failed_is_an_error(self, net, batches, analysis):

@@ -1,12 +1,12 @@
 """Conflict on mini-batches of quadratics, whose gradients and flat gradients are known."""
 
 import math
-import random
 from itertools import chain, combinations
 
 import numpy as np
 import pytest
 import torch
+from tests.bench.state import state
 from torch import nn
 
 from flatmtl import SAM, FlatMTL, TaskParameters
@@ -199,15 +199,9 @@ class TestModel:
 
     def test_it_and_the_random_streams_are_left_alone(self, net):
         model, closures, parameters = net
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        modes = {name: m.training for name, m in model.named_modules()}
-        stood = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+        before = state(model)
         conflict(model, closures, parameters, SAM(RHO))
-        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        assert {name: m.training for name, m in model.named_modules()} == modes
-        assert (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()) == stood
-        assert [name for name, p in model.named_parameters() if p.grad is not None] == ["left.weight"]
-        assert torch.equal(model["left"].weight.grad, torch.ones(2, 8))
+        assert state(model) == before
 
     def test_the_seed_alone_decides_what_dropout_drops(self, net):
         first = conflict(*net, SAM(RHO))

@@ -1,10 +1,9 @@
 """Premise and conclusion of the decomposition theorem against closed forms on quadratics."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
+from tests.bench.state import state
 from torch import nn
 
 from flatmtl import TaskParameters
@@ -194,13 +193,6 @@ class TestMiniBatches:
         model["right"].eval()
         model["left"].weight.grad = torch.ones(1, 8)
 
-        def state():
-            tensors = {name: value.tolist() for name, value in model.state_dict().items()}
-            gradients = {name: None if p.grad is None else p.grad.tolist() for name, p in model.named_parameters()}
-            modes = [module.training for module in model.modules()]
-            streams = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-            return tensors, gradients, modes, streams
-
-        before = state()
+        before = state(model)
         decomposition(model, [part(slice(None))], parameters, CAGrad(), RHO, LR)
-        assert state() == before
+        assert state(model) == before

@@ -1,12 +1,11 @@
 """The loss surface against closed forms on quadratics, and what it must leave alone."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.bench.state import state
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
@@ -143,16 +142,6 @@ class TestSurface:
         model = Quadratic()
         with pytest.raises(ValueError, match="seed must be a whole number from 0, got -1"):
             landscape(model, model.measure, POSITIONS, seed=-1)
-
-
-def state(model):
-    """All of a model and of the random streams that an analysis must leave alone."""
-    tensors = {name: value.tolist() for name, value in model.state_dict().items()}
-    gradients = {name: None if p.grad is None else p.grad.tolist() for name, p in model.named_parameters()}
-    needed = {name: p.requires_grad for name, p in model.named_parameters()}
-    modes = {name: module.training for name, module in model.named_modules()}
-    streams = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-    return tensors, gradients, needed, modes, streams
 
 
 def peculiar_net():

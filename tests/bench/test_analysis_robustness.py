@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.bench.test_analysis_landscape import Quadratic, measure_of, peculiar_net, state
+from tests.bench.state import state
+from tests.bench.test_analysis_landscape import Quadratic, measure_of, peculiar_net
 from torch import nn
 
 from flatmtl_bench.analysis.robustness import robustness

@@ -1,10 +1,9 @@
 """Eigenvalues and traces of Hessians against those of quadratics, and of small nets whose whole Hessian is formed."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
+from tests.bench.state import state
 from torch import nn
 from torch.func import functional_call
 
@@ -150,16 +149,9 @@ def test_it_leaves_everything_as_it_was():
     model.heads["left"].eval()
     model.heads["left"].weight.grad = torch.ones(3, 4, dtype=torch.float64)
 
-    def state():
-        tensors = {name: value.tolist() for name, value in model.state_dict().items()}
-        gradients = {name: None if p.grad is None else p.grad.tolist() for name, p in model.named_parameters()}
-        modes = [module.training for module in model.modules()]
-        streams = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-        return tensors, gradients, modes, streams
-
-    before = state()
+    before = state(model)
     spectrum(model, batches, losses, parameters, eigenvalues=1, draws=2)
-    assert state() == before
+    assert state(model) == before
 
 
 class Unpooling(nn.Module):

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from flatmtl_bench import cli, models
 from flatmtl_bench.checkpoints import Checkpoints
-from flatmtl_bench.data.batches import Batches
+from flatmtl_bench.data.batches import BatchIndices
 from flatmtl_bench.files import WriteError
 from flatmtl_bench.position import Position
 from flatmtl_bench.runs import RunError, RunFolder
@@ -562,13 +562,13 @@ class TestBatches:
     @pytest.mark.parametrize("start", range(5))
     def test_from_a_batch_on_they_are_the_rest(self, start):
         def batches(start):
-            return Batches(30, 8, generator=torch.Generator().manual_seed(3), start=start)
+            return BatchIndices(30, 8, generator=torch.Generator().manual_seed(3), start=start)
 
         assert list(batches(start)) == list(batches(0))[start:]
         assert len(batches(start)) == 4 - start
 
     def test_every_item_comes_once(self):
-        order = [index for batch in Batches(30, 8, generator=torch.Generator().manual_seed(3)) for index in batch]
+        order = [index for batch in BatchIndices(30, 8, generator=torch.Generator().manual_seed(3)) for index in batch]
         assert sorted(order) == list(range(30)) != order
 
     def test_what_was_trained_on_is_not_loaded_again(self, stopped):

@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.bench.small import small_config
-from tests.bench.test_benchmarks_written import train
+from tests.bench.small import fit, small_config
 
 from flatmtl import SAM
 from flatmtl_bench import cli
@@ -21,16 +20,9 @@ from flatmtl_bench.figures.sharpness import SharpnessFigure
 from flatmtl_bench.figures.style import values, where
 from flatmtl_bench.reports.reading import find
 from flatmtl_bench.reports.results import tables
-from flatmtl_bench.runs import RunFolder
-from flatmtl_bench.trainer import Trainer
 
 TINY = {"model": "tests.bench.tiny:Tiny", "loggers": []}
 METHODS = {"CAGrad", "F-CAGrad combine=individual", "F-CAGrad combine=direct"}
-
-
-def train_with_snapshots(config, out):
-    with RunFolder(out, config) as folder:
-        Trainer(config).fit(folder, keep_every=1)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +32,7 @@ def out(tmp_path_factory):
     flat = small_config(**TINY)
     direct = replace(flat, method=replace(flat.method, combine="direct"))
     for config in (small_config("multimnist_cagrad", **TINY), flat, direct):
-        train_with_snapshots(config, path)
+        fit(path, config, keep_every=1)
     return path
 
 
@@ -103,7 +95,7 @@ def test_without_a_radius_there_are_no_flat_gradients(kind, rho, message):
 
 @pytest.mark.parametrize("kind", [ConflictFigure, SharpnessFigure, GradnormFigure])
 def test_a_run_without_snapshots_is_told_how_to_get_them(kind, tmp_path):
-    train(small_config(**TINY), tmp_path)
+    fit(tmp_path, small_config(**TINY))
     (run,) = find([tmp_path]).runs
     with pytest.raises(ValueError, match="has no snapshots of its weights.*--keep-every 1"):
         list(kind().measure(run))
@@ -209,7 +201,7 @@ class TestConflict:
     def test_tasks_alone_have_no_pairs_and_those_of_a_loss_weighting_do(self, recipe, pairs, tmp_path):
         tasks = ("left", "right") if recipe.endswith("stl") else (None,)
         for task in tasks:
-            train_with_snapshots(small_config(recipe, task=task, epochs=1, **TINY), tmp_path)
+            fit(tmp_path, small_config(recipe, task=task, epochs=1, **TINY), keep_every=1)
         figure = ConflictFigure(samples=32)
         records = of_all(figure, find([tmp_path]).runs)
         snapshots = where(records, measured="snapshot")

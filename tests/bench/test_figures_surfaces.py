@@ -3,13 +3,13 @@
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from tests.bench.small import small_config
+from tests.bench.small import fit, small_config
 from tests.bench.test_trainer_scenes import ROOMS
 from tests.bench.test_trainer_scenes import config as scenes_config
 from torch import nn
@@ -21,10 +21,8 @@ from flatmtl_bench.figures.landscape import LandscapeFigure
 from flatmtl_bench.figures.robustness import RobustnessFigure, _columns
 from flatmtl_bench.figures.segmentation import SegmentationFigure, _class_numbers, _labels, _picture, _png
 from flatmtl_bench.figures.style import style
-from flatmtl_bench.reports.reading import find, read
+from flatmtl_bench.reports.reading import Run, find, read
 from flatmtl_bench.reports.results import tables
-from flatmtl_bench.runs import RunFolder
-from flatmtl_bench.trainer import Trainer
 
 TASKS = ("left", "right")
 
@@ -46,19 +44,13 @@ class Normed(nn.Module):
 NORMED = "tests.bench.test_figures_surfaces:Normed"
 
 
-def train(config, out):
-    with RunFolder(out, config) as folder:
-        Trainer(config).fit(folder)
-    return folder.path
-
-
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """A folder of plain and flat runs on digits, of two seeds."""
     out = tmp_path_factory.mktemp("digits")
     for recipe in ("multimnist_cagrad", "multimnist_f_cagrad"):
         for seed in (0, 1):
-            train(small_config(recipe, seed=seed, epochs=1, model=NORMED, loggers=[]), out)
+            fit(out, small_config(recipe, seed=seed, epochs=1, model=NORMED, loggers=[]))
     return out
 
 
@@ -67,7 +59,7 @@ def rooms(tmp_path_factory):
     """A folder of a plain and a flat run on rooms."""
     out = tmp_path_factory.mktemp("rooms")
     for recipe in ("scenes_imtl_g", "scenes_f_imtl_g"):
-        train(scenes_config(recipe, epochs=1), out)
+        fit(out, scenes_config(recipe, epochs=1))
     return out
 
 
@@ -153,7 +145,7 @@ class TestLandscape:
         assert again["loss"] != records[0]["loss"]
 
     def test_a_model_without_batch_norm_says_so(self, tmp_path):
-        run = read(train(small_config(epochs=1, loggers=[]), tmp_path))
+        run = read(fit(tmp_path, small_config(epochs=1, loggers=[])))
         figure = replace(self.FIGURE, batch_norm="re-estimated")
         assert [r["batch_norm"] for r in figure.measure(run)] == ["none"] * 2
 
@@ -307,7 +299,8 @@ class TestRobustness:
         assert "normals mean, °\nlower is better" in written
 
     def test_many_tasks_are_one_row_of_their_mean(self):
-        forty = SimpleNamespace(better={f"error/Attribute_{k}": "lower" for k in range(40)})
+        better = {f"error/Attribute_{k}": "lower" for k in range(40)}
+        forty = Run(Path("run"), small_config(), {}, [], {"better": better})
         (column,) = _columns(forty)
         assert (column.heading, column.better) == ("average error, %", "lower")
         assert column.value({f"error/Attribute_{k}": float(k) for k in range(40)}) == 19.5
@@ -359,7 +352,7 @@ class TestSegmentation:
             assert torch.equal(_labels(r["prediction"]), said.argmax(0))
 
     def test_all_runs_see_one_augmentation_whatever_their_seed(self, rooms, records, tmp_path):
-        other = read(train(scenes_config("scenes_imtl_g", seed=1, epochs=1), tmp_path))
+        other = read(fit(tmp_path, scenes_config("scenes_imtl_g", seed=1, epochs=1)))
         augmented = [r for r in [*records, *self.FIGURE.measure(other)] if r["row"].endswith("augmented")]
         assert len(augmented) == 3
         assert len({(r["picture"], r["truth"]) for r in augmented}) == 1
@@ -367,7 +360,7 @@ class TestSegmentation:
 
     def test_a_run_without_augmentation_has_no_such_row(self, tmp_path):
         data = replace(ROOMS, augment=False)
-        run = read(train(scenes_config("scenes_imtl_g", data, epochs=1), tmp_path))
+        run = read(fit(tmp_path, scenes_config("scenes_imtl_g", data, epochs=1)))
         assert [r["row"] for r in self.FIGURE.measure(run)] == ["training,\noriginal", "unseen\n1", "unseen\n3"]
 
     def test_each_run_has_a_column_and_its_panels_are_painted_by_class(self, records):

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 import torch
-from tests.bench.small import made_result, small_config
+from tests.bench.small import fit, made_result, small_config
 from tests.bench.test_trainer_scenes import config as scenes_config
 
 from flatmtl_bench import cli
@@ -20,16 +20,9 @@ from flatmtl_bench.figures.style import style, where
 from flatmtl_bench.recipes.config import Method
 from flatmtl_bench.reports.reading import find, read
 from flatmtl_bench.reports.results import tables
-from flatmtl_bench.runs import RunFolder
 from flatmtl_bench.trainer import Trainer
 
 PAIRS = {"accuracy/left": "higher", "accuracy/right": "higher"}
-
-
-def fit(out, config, **how):
-    with RunFolder(out, config) as folder:
-        Trainer(config).fit(folder, **how)
-    return folder.path
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,13 @@ import math
 from functools import cache
 
 import pytest
-from tests.bench.small import small_config
+from tests.bench.small import fit, small_config
 
 from flatmtl_bench import cli
 from flatmtl_bench.analysis.bound import penalty
 from flatmtl_bench.analysis.decomposition import Comparison
 from flatmtl_bench.figures import FIGURES
 from flatmtl_bench.figures.decomposition import shares
-from flatmtl_bench.runs import RunFolder
-from flatmtl_bench.trainer import Trainer
 
 TASKS = ["left", "right"]
 
@@ -23,9 +21,7 @@ def runs(tmp_path_factory):
     """The folder of a plain run, of which the last epoch is left alone, and a flat one with every epoch."""
     out = tmp_path_factory.mktemp("runs")
     for recipe, keep_every in (("multimnist_cagrad", None), ("multimnist_f_cagrad", 1)):
-        config = small_config(recipe)
-        with RunFolder(out, config) as folder:
-            Trainer(config).fit(folder, keep_every=keep_every)
+        fit(out, small_config(recipe), keep_every=keep_every)
     return out
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.bench.small import COMMAND, ENVIRONMENT, FLAGS, lines, small_config, stop_flatmtl
 
-from flatmtl_bench.data.batches import Batches
+from flatmtl_bench.data.batches import BatchIndices
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.runs import RunFolder, digest
 from flatmtl_bench.trainer import Trainer
@@ -57,7 +57,7 @@ def batches(size, batch_size, count, start=0):
     """Return for every rank its slices of the same shuffled batches."""
 
     def of(rank):
-        return Batches(
+        return BatchIndices(
             size, batch_size, generator=torch.Generator().manual_seed(3), start=start, rank=rank, ranks=count
         )
 

@@ -1,7 +1,6 @@
 """Sharpness against closed forms and exact maxima on quadratics, and what it must leave alone."""
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
+from tests.bench.state import state
 from torch import nn
 
 from flatmtl import TaskParameters, split_parameters
@@ -170,10 +170,6 @@ def net():
     return model, closures, split_parameters(model, part(slice(None)), ["left", "right"]), part(slice(None))
 
 
-def streams():
-    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-
-
 @pytest.mark.parametrize("steps", [1, 3])
 class TestAnyNumberOfSteps:
     def test_equal_parts_give_the_sharpness_of_the_whole(self, net, steps):
@@ -188,12 +184,9 @@ class TestAnyNumberOfSteps:
 
     def test_it_leaves_the_model_and_the_random_streams_alone(self, net, steps):
         model, parts, parameters, _ = net
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        modes, stood = {name: m.training for name, m in model.named_modules()}, streams()
+        before = state(model)
         sharpness(model, parts, parameters, RHO, steps=steps)
-        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        assert {name: m.training for name, m in model.named_modules()} == modes
-        assert streams() == stood
+        assert state(model) == before
 
     def test_it_leaves_gradients_alone(self, net, steps):
         model, parts, parameters, _ = net

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from flatmtl import TaskParameters
 from flatmtl_bench.analysis.batches import Batch, Losses, closures
+from flatmtl_bench.analysis.directions import move, norm
 from flatmtl_bench.analysis.sharpness import sharpness
 from flatmtl_bench.analysis.untouched import untouched
 from flatmtl_bench.choices import one_of
@@ -125,9 +126,9 @@ def bounds(
         found[task] = {}
         for form in get_args(Form):
             everything = form == "printed"
-            norm = _norm(parameters.everything if everything else [*parameters.shared, *parameters.heads[task]])
-            terms = penalty(form, mean.samples, size, norm, sigma, limit, delta, len(parameters.tasks))
-            found[task][form] = Bound({**measured, **terms}, mean.samples, size, norm, sigma, limit)
+            length = norm(parameters.everything if everything else [*parameters.shared, *parameters.heads[task]])
+            terms = penalty(form, mean.samples, size, length, sigma, limit, delta, len(parameters.tasks))
+            found[task][form] = Bound({**measured, **terms}, mean.samples, size, length, sigma, limit)
     return found
 
 
@@ -254,11 +255,10 @@ def rise_under_noise(
         kept = [weight.clone() for weight in weights]
         clean = _means(model, batches, losses, tasks, limit)
         for _ in range(draws):
-            noise = [torch.randn(weight.shape, generator=generator) for weight in weights]
+            noise = [torch.randn(weight.shape, generator=generator).to(weight) for weight in weights]
             moved = []
             for signed in (sigma, -sigma):
-                for weight, middle, epsilon in zip(weights, kept, noise, strict=True):
-                    weight.copy_(middle + signed * epsilon.to(weight))
+                move(weights, kept, (signed, noise))
                 moved.append(_means(model, batches, losses, tasks, limit))
             for task in tasks:
                 rises[task].append(fmean(means[task].value for means in moved) - clean[task].value)
@@ -335,11 +335,6 @@ def _means(
                 f"a loss of task {task!r} is not a number; expected numbers. Take weights of an epoch before it broke."
             )
     return {task: _Mean(sums[task] / counts[task], counts[task], parts[task]) for task in tasks}
-
-
-def _norm(weights: Sequence[Tensor]) -> float:
-    """Return the Euclidean norm over all entries."""
-    return math.hypot(*(float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float64)) for weight in weights))
 
 
 def _check(*, delta: float = 0.5, **positive: float) -> None:

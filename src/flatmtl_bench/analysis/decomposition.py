@@ -19,8 +19,7 @@ A convention: :math:`f_i = \nabla l_i(\theta + \rho \, g_i / |g_i|) - g_i`, as i
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from flatmtl import SAM, TaskParameters
 from flatmtl.aggregators import Context
 from flatmtl_bench.analysis.batches import Closure
+from flatmtl_bench.analysis.directions import move, norm
 from flatmtl_bench.analysis.gradients import task_gradients
 from flatmtl_bench.analysis.untouched import untouched
 
@@ -163,12 +163,15 @@ def _compared(
     sam = f.add_(g)
     steps = loss + flat, direction(sam)
     before, changes = objectives(), []
+    kept = [weight.detach().clone() for weight in parameters.shared]
     for d in steps:
-        with _moved(parameters.shared, d, lr):
-            changes.append((objectives() - before).sum(dim=0))
+        parts = d.split([weight.numel() for weight in kept])
+        move(parameters.shared, kept, (-lr, [part.view_as(weight) for part, weight in zip(parts, kept, strict=True)]))
+        changes.append((objectives() - before).sum(dim=0))
+    move(parameters.shared, kept)
     predictions = [-lr * _products(sam, d) for d in steps]
-    lengths = torch.stack([_length(row) for row in sam])
-    longest = max(_length(d) for d in steps)
+    lengths = torch.tensor([norm([row]) for row in sam], dtype=torch.float64)
+    longest = max(norm([d]) for d in steps)
     # Weights are rounded, too: by their usual size, which counts as far as the objective depends on them.
     size = before.abs().sum(dim=0) + _usual_size(parameters.shared) * lengths
     unit = ROUNDING * torch.finfo(sam.dtype).eps
@@ -185,15 +188,9 @@ def _compared(
     )
 
 
-def _length(vector: Tensor) -> Tensor:
-    """Return the Euclidean norm, in float64 on the CPU."""
-    return torch.linalg.vector_norm(vector, dtype=torch.float64).cpu()
-
-
 def _usual_size(weights: Sequence[Tensor]) -> float:
     """Return the root of the mean square over all entries."""
-    norm = math.hypot(*(float(_length(weight.detach())) for weight in weights))
-    return norm / math.sqrt(sum(weight.numel() for weight in weights))
+    return norm(weights) / math.sqrt(sum(weight.numel() for weight in weights))
 
 
 def _products(J: Tensor, d: Tensor) -> Tensor:
@@ -204,19 +201,3 @@ def _products(J: Tensor, d: Tensor) -> Tensor:
 def _at_most(a: Tensor, b: Tensor, *, rounding: Tensor) -> tuple[bool, ...]:
     """Return for each task whether one number is at most the other, up to rounding."""
     return tuple((a <= b + rounding).tolist())
-
-
-@contextmanager
-def _moved(weights: Sequence[Tensor], direction: Tensor, lr: float) -> Iterator[None]:
-    """Within it the weights stand one step of gradient descent along a direction further."""
-    kept = [weight.detach().clone() for weight in weights]
-    parts = direction.split([weight.numel() for weight in weights])
-    with torch.no_grad():
-        for weight, part in zip(weights, parts, strict=True):
-            weight.sub_(part.view_as(weight), alpha=lr)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for weight, before in zip(weights, kept, strict=True):
-                weight.copy_(before)

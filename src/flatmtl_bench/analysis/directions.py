@@ -1,7 +1,7 @@
 """Random directions in the space of a model's weights, and steps along them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -71,14 +71,14 @@ def on_sphere(direction: Direction, radius: float) -> list[Tensor]:
     return [part * (radius / norm(direction)) for part in direction]
 
 
-def norm(tensors: Sequence[Tensor]) -> float:
+def norm(tensors: Iterable[Tensor]) -> float:
     """Return the Euclidean norm of all entries of some tensors together, summed in float64.
 
     Example:
         >>> norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
         5.0
     """
-    return math.hypot(*(float(torch.linalg.vector_norm(t.detach().cpu(), dtype=torch.float64)) for t in tensors))
+    return math.hypot(*(float(torch.linalg.vector_norm(t.detach(), dtype=torch.float64)) for t in tensors))
 
 
 @torch.no_grad()

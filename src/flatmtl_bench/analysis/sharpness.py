@@ -1,7 +1,7 @@
 """Sharpness: how far a task's loss rises in the worst direction within a radius."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn import Parameter
 
 from flatmtl import SAM, TaskParameters
 from flatmtl_bench.analysis.batches import Closure
+from flatmtl_bench.analysis.directions import norm
 from flatmtl_bench.analysis.gradients import task_gradients
 from flatmtl_bench.analysis.untouched import untouched
 
@@ -151,17 +152,12 @@ class _Ascent:
     def _move(self, ball: Sequence[Parameter], radius: float, gradients: dict[Parameter, Tensor]) -> None:
         """Go along the gradient, then back into the ball around the centre if that was out of it."""
         reached = [weight for weight in ball if weight in gradients]
-        size = _norm(gradients[weight] for weight in reached)
+        size = norm(gradients[weight] for weight in reached)
         if size == 0.0 or radius == 0.0:
             return
         for weight in reached:
             weight.add_(gradients[weight], alpha=self._length * radius / size)
-        outside = _norm(weight - self._centre[weight] for weight in ball) / radius
+        outside = norm(weight - self._centre[weight] for weight in ball) / radius
         if outside > 1.0:
             for weight in ball:
                 weight.copy_(torch.lerp(self._centre[weight], weight, 1.0 / outside))
-
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    """Return the Euclidean norm over all entries of all tensors, whose squares float64 holds."""
-    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flatmtl import TaskParameters
 from flatmtl_bench import assembly
-from flatmtl_bench.analysis.batches import Batch, Batches, Closure, closures
+from flatmtl_bench.analysis.batches import Batch, Batches, Closure, Losses, closures
 from flatmtl_bench.checkpoints import Checkpoints, load_snapshot, snapshots
 from flatmtl_bench.data.base import TaskDataset
 from flatmtl_bench.metrics import Meters, Objective
@@ -49,6 +49,11 @@ class Trained:
         """The names of the tasks."""
         return tuple(self.objectives)
 
+    @property
+    def losses(self) -> Losses:
+        """The loss of each task."""
+        return {task: objective.loss for task, objective in self.objectives.items()}
+
     def batches(self, samples: int | None = None, batch_size: int | None = None, seed: int | None = None) -> Batches:
         """Return the data, or so many evenly spaced samples, in batches of the run's size or another."""
         size = self.config.batch_size if batch_size is None else batch_size
@@ -58,8 +63,7 @@ class Trained:
         self, samples: int | None = None, batch_size: int | None = None, seed: int | None = None
     ) -> list[Closure]:
         """Return the closure of each of :meth:`batches`."""
-        losses = {task: objective.loss for task, objective in self.objectives.items()}
-        return closures(self.model, self.batches(samples, batch_size, seed), losses)
+        return closures(self.model, self.batches(samples, batch_size, seed), self.losses)
 
     @cached_property
     def parameters(self) -> TaskParameters:

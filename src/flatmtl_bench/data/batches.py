@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Sampler
 
 
-class Batches(Sampler[list[int]]):
+class BatchIndices(Sampler[list[int]]):
     """The indices of each batch, in order or shuffled, from a batch on: those before it are not loaded.
 
     Several ranks have the same batches as one, of which each takes its slice.
@@ -20,9 +20,9 @@ class Batches(Sampler[list[int]]):
         ranks: number of ranks.
 
     Example:
-        >>> list(Batches(5, 2, start=1))
+        >>> list(BatchIndices(5, 2, start=1))
         [[2, 3], [4]]
-        >>> list(Batches(6, 3, rank=0, ranks=2)), list(Batches(6, 3, rank=1, ranks=2))
+        >>> list(BatchIndices(6, 3, rank=0, ranks=2)), list(BatchIndices(6, 3, rank=1, ranks=2))
         ([[0, 1], [3, 4]], [[2], [5]])
     """
 
@@ -61,7 +61,7 @@ class Batches(Sampler[list[int]]):
         for this rank: its slice is then an item of another rank, as no loss is without one.
 
         Example:
-            >>> list(Batches(4, 3, rank=0, ranks=2).shares()), list(Batches(4, 3, rank=1, ranks=2).shares())
+            >>> list(BatchIndices(4, 3, rank=0, ranks=2).shares()), list(BatchIndices(4, 3, rank=1, ranks=2).shares())
             ([1.3333333333333333, 2.0], [0.6666666666666666, 0.0])
         """
         for first in range(self.start * self.batch_size, self.size, self.batch_size):

@@ -58,11 +58,10 @@ class BoundFigure(Figure):
     def measure(self, run: Run) -> Iterator[Record]:
         """Yield the bound of each task in both forms, with what noise does to its test loss."""
         train, test = (trained(run, split, None, self.device) for split in ("train", "test"))
-        losses = {task: objective.loss for task, objective in train.objectives.items()}
         found = bounds(
             train.model,
             train.batches(self.samples),
-            losses,
+            train.losses,
             train.parameters,
             self.rho,
             rho_heads=self.rho_heads,
@@ -74,7 +73,7 @@ class BoundFigure(Figure):
         rises = rise_under_noise(
             test.model,
             test.batches(self.samples),
-            losses,
+            test.losses,
             test.parameters,
             sigma,
             limit=self.limit,

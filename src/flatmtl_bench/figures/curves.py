@@ -118,10 +118,7 @@ def _label(record: Record) -> str:
 
 def _quantities(run: Run) -> Iterator[tuple[str, str, str, str]]:
     """Yield of each task, loss and first metric: the task, the name, the unit, and which direction is good."""
-    first: dict[str, str] = {}
-    for key in run.better:
-        first.setdefault(key.partition("/")[2], key.partition("/")[0])
-    for task, metric in first.items():
+    for task, metric in run.main.items():
         yield task, metric, METRIC_UNITS.get(metric, ""), run.better[f"{metric}/{task}"]
         yield task, "loss", LOSS_UNITS.get(metric, "nats"), "lower"
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from flatmtl_bench import assembly
 from flatmtl_bench.analysis.decomposition import Comparison, decomposition
-from flatmtl_bench.analysis.trained import trained
+from flatmtl_bench.analysis.trained import at_snapshots, trained
 from flatmtl_bench.checkpoints import snapshots
 from flatmtl_bench.figures.base import Figure, Record
 from flatmtl_bench.figures.style import curves, values
@@ -42,8 +42,8 @@ class DecompositionFigure(Figure):
 
     def measure(self, run: Run) -> Iterator[Record]:
         """Yield the shares at each epoch."""
-        for epoch in list(snapshots(run.path)) or [None]:
-            model = trained(run, "train", epoch, self.device)
+        kept = snapshots(run.path)
+        for model in at_snapshots(run, "train", self.device) if kept else [trained(run, "train", device=self.device)]:
             closures = model.closures(self.batches * run.config.batch_size)
             aggregator = assembly.flat_mtl(run.config, len(model.tasks)).aggregator
             found = decomposition(model.model, closures, model.parameters, aggregator, self.rho, self.lr)

@@ -93,10 +93,8 @@ class RobustnessFigure(Figure):
 
 def _columns(run: Run) -> list[Column]:
     """Return the column of a result table for the first metric of each task; of many tasks that of their mean."""
-    first: dict[str, str] = {}
-    for name in run.better:
-        first.setdefault(name.partition("/")[2], name)
-    found = columns({name: run.better[name] for name in first.values()})
+    names = [f"{metric}/{task}" for task, metric in run.main.items()]
+    found = columns({name: run.better[name] for name in names})
     return [column for column in found if len(column.metrics) == 1] or found
 
 

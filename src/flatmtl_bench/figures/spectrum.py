@@ -37,11 +37,10 @@ class SpectrumFigure(Figure):
     def measure(self, run: Run) -> Iterator[Record]:
         """Yield the spectrum of each task."""
         model = trained(run, "train", None, self.device)
-        losses = {task: objective.loss for task, objective in model.objectives.items()}
         found = spectrum(
             model.model,
             model.batches(self.samples),
-            losses,
+            model.losses,
             model.parameters,
             eigenvalues=self.eigenvalues,
             draws=self.draws,

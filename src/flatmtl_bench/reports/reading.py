@@ -46,6 +46,15 @@ class Run:
         return self.summary.get("better", {})
 
     @property
+    def main(self) -> dict[str, str]:
+        """The first metric of each task in result tables: task -> name, as ``miou``."""
+        found: dict[str, str] = {}
+        for key in self.better:
+            name, _, task = key.partition("/")
+            found.setdefault(task, name)
+        return found
+
+    @property
     def fingerprint(self) -> str | None:
         """What tells the run's test data from others."""
         return self.summary.get("fingerprints", {}).get("test")
