@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,6 +18,7 @@ from flatmtl_bench.analysis.batches import Batches, Closure
 from flatmtl_bench.analysis.sharpness import sharpness
 from flatmtl_bench.data.batches import BatchIndices
 from flatmtl_bench.loggers import check_installed
+from flatmtl_bench.memory import held, rise
 from flatmtl_bench.metrics import Meters
 from flatmtl_bench.position import Position
 from flatmtl_bench.protocols import Row, epochs_without_improvement, outcome
@@ -394,4 +396,13 @@ class Trainer:
             "sharpness": measured,
             "seconds": sum(time["seconds"] for time in times),
             "step_seconds": median(time["step_seconds"] for time in times),
+            "step_bytes": self._step_bytes(),
         }
+
+    def _step_bytes(self) -> int:
+        """Return the memory of a step on a full batch, what model and optimizer hold included."""
+        self.model.train()
+        self.optimizer.zero_grad()
+        (closure, *_) = self._sample(self.config.batch_size)
+        step = partial(self.mtl.backward, closure, self.parameters, scaler=self.scaler)
+        return held(self.model, self.optimizer) + rise(step, self.fabric.device)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from flatmtl_bench.reports.comparison import spread
+from flatmtl_bench.reports.grid import Cell
 
 SHARES = ("accuracy", "miou", "pixel_accuracy", "within_11.25", "within_22.5", "within_30")
 """Metrics from 0 to 1, which tables have in per cent."""
@@ -50,6 +51,13 @@ class Column:
         if len(known) < len(values):
             return f"failed {len(values) - len(known)}/{len(values)}"
         return spread(known, self.form) if known else "-"
+
+    def cell(self, values: Values, *, strong: bool = False) -> Cell:
+        """Return the same as a cell, with the value of each seed as its note."""
+        known = [value for value in values if value is not None]
+        mean = fmean(known) if known and len(known) == len(values) else None
+        each = ", ".join("failed" if value is None else f"{value:{self.form}}" for value in values)
+        return Cell(self.text(values), mean, strong, f"seeds: {each}" if len(values) > 1 else "")
 
 
 DELTA_M = Column("Delta m, %", (), "lower", form="+z.2f")  # z: no minus before what rounds to zero

@@ -85,5 +85,5 @@ def _print(sections: Sequence[Section]) -> None:
         clash = f", test data {section.table.fingerprint}" if titles[title] > 1 else ""
         for line in (*([""] if k else []), title + clash, *lines):
             terminal.print_text(line)
-        if section.table.rows:
-            terminal.print_lines(section.cells())
+        for grid in section.grids():
+            terminal.print_grid(grid)

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from rich.text import Text
-
 from flatmtl_bench.reports.baseline import Baseline
 from flatmtl_bench.reports.columns import DELTA_M, Column, Values, best
+from flatmtl_bench.reports.grid import Cell, Grid
 from flatmtl_bench.reports.results import FLAT, Row, Table
 from flatmtl_bench.reports.settings import text
 
@@ -36,8 +35,7 @@ class Section:
                 f"Delta m: mean change of {len(self.baseline.better)} metrics, in per cent, against "
                 f"{self.baseline.text}. Each seed is compared with that; negative is better."
             )
-        legend = "Mean ± standard deviation over the seeds; * is the best of a column."
-        return [line for line in (self.table.title, self._common(), delta, *self.table.lacking, legend) if line]
+        return [line for line in (self.table.title, self._common(), delta, *self.table.lacking) if line]
 
     def _common(self) -> str:
         """Return the radius and perturbation of the flat methods, if they have them in common."""
@@ -45,17 +43,22 @@ class Section:
         names = [name for name in FLAT[:2] if len({settings[name] for settings in flat}) == 1]
         return f"Flat methods: {text({name: flat[0][name] for name in names})}" if names else ""
 
-    def cells(self) -> list[list[str | Text]]:
-        """Return headings and a row for each method, the best of each column marked."""
+    def grids(self) -> list[Grid]:
+        """Return the tables to show, none of them empty."""
+        return [self.results()] if self.table.rows else []
+
+    def results(self) -> Grid:
+        """Return a row for each method, the best of each column marked."""
         columns = self._columns()
         marks = {column.heading: best(column, list(values.values())) for column, values in columns}
         same_seeds = len({tuple(row.seeds) for row in self.table.rows}) == 1
-        cells: list[list[str | Text]] = [["method", "seeds", *(column.heading for column, _ in columns)]]
+        rows: list[list[Cell]] = []
         for k, (row, settings) in enumerate(zip(self.table.rows, self.table.distinct(), strict=True)):
-            numbers = [_marked(column.text(values[row]), marks[column.heading][k]) for column, values in columns]
-            seeds = str(len(row.seeds)) if same_seeds else ",".join(map(str, row.seeds))
-            cells.append([f"{row.config.label} {text(settings)}".strip(), seeds, *numbers])
-        return cells
+            seeds = Cell(str(len(row.seeds)) if same_seeds else ",".join(map(str, row.seeds)), len(row.seeds))
+            numbers = [column.cell(values[row], strong=marks[column.heading][k]) for column, values in columns]
+            rows.append([Cell(f"{row.config.label} {text(settings)}".strip()), seeds, *numbers])
+        legend = "Mean ± standard deviation over the seeds; the best of each column is marked."
+        return Grid("results", [legend], ["method", "seeds", *(column.heading for column, _ in columns)], rows)
 
     def _columns(self) -> list[tuple[Column, Mapping[Row, Values]]]:
         """Return each column with its values, Delta m after the metrics if there is a baseline."""
@@ -97,10 +100,6 @@ class Section:
             "delta_m": None if self.baseline is None else _over_seeds(self.baseline.delta_m(row)),
             "runs": [run.name for run in row.runs],
         }
-
-
-def _marked(number: str, is_best: bool) -> Text:
-    return Text(f"*{number}", "bold") if is_best else Text(number)
 
 
 def _over_seeds(values: Sequence[float | None]) -> dict[str, Any]:

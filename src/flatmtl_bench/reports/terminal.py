@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flatmtl_bench.reports.grid import Grid
+
 GAP = 2
 """Blanks between columns."""
 WIDEST = 32
@@ -50,6 +52,14 @@ def print_lines(rows: Sequence[Sequence[str | Text]], names: int = 1) -> None:
         if k:
             console.print()
         console.print(_table([columns[j] for j in block], [widths[j] for j in block]))
+
+
+def print_grid(grid: Grid) -> None:
+    """Print a table after what there is to say of it; what stands out is bold, and has an asterisk."""
+    for line in grid.caption:
+        print_text(line)
+    rows = [[Text(f"*{cell.text}", "bold") if cell.strong else Text(cell.text) for cell in row] for row in grid.rows]
+    print_lines([grid.headings, *rows], grid.names)
 
 
 def _width(column: Sequence[Text]) -> int:

@@ -1,0 +1,46 @@
+"""How much memory a step needs: what a model and its optimizer hold, and how far a step rises above it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+
+def held(model: nn.Module, optimizer: Any) -> int:
+    """Return the bytes of a model's parameters and buffers, and of an optimizer's state; tensors count once each."""
+    states = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+    return _bytes([*model.parameters(), *model.buffers(), *states])
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def rise(work: Callable[[], Any], device: torch.device) -> int:
+    """Return by how many bytes of tensors memory rises at most while something is done.
+
+    On CUDA its allocator tells; elsewhere PyTorch's profiler does, which sees every allocation on the CPU.
+
+    Example:
+        >>> rise(lambda: torch.ones(1000) + torch.ones(1000), torch.device("cpu"))
+        12000
+    """
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    return max(accumulate(_changes(profiler)), default=0)
+
+
+def _changes(profiler: Any) -> Iterator[int]:
+    """Yield the bytes of each allocation in their order; they are negative where memory is given back."""
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        yield event.nbytes()
