@@ -22,6 +22,12 @@ def equal(one, other):
     return torch.equal(picture, other_picture) and all(torch.equal(targets[task], others[task]) for task in targets)
 
 
+def fresh(kind, *arguments, **options):
+    """Return a data set that shares no pictures with those that were made before."""
+    scenes._pictures.cache_clear()
+    return kind(*arguments, **options)
+
+
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
 def hundred(request):
     """The 100 test pictures of each kind."""
@@ -76,7 +82,8 @@ class TestHundredPictures:
 class TestEachKind:
     @pytest.mark.parametrize("split", SPLITS)
     def test_an_item_depends_on_split_and_index_only(self, kind, split):
-        one, other = (kind(split, seed=seed, augment=False, samples=samples) for seed, samples in ((0, 3), (7, 9)))
+        both = ((0, 3), (7, 9))
+        one, other = (fresh(kind, split, seed=seed, augment=False, samples=samples) for seed, samples in both)
         assert equal(one[2], other[2])
         assert equal(one[-1], one[2])
         assert not equal(one[0], one[1])
@@ -90,18 +97,23 @@ class TestEachKind:
         first = [kept[index] for index in range(4)]
         again = [kept[index] for index in range(4)]
         monkeypatch.setattr(scenes, "MEMORY", 0)
-        fresh = kind("test", samples=4)
+        forgetful = fresh(kind, "test", samples=4)
         for index in range(4):
             assert equal(first[index], again[index])
-            assert equal(first[index], fresh[index])
-        assert not fresh._kept
+            assert equal(first[index], forgetful[index])
+        assert not forgetful._kept
+
+    def test_data_sets_of_one_kind_share_what_is_rendered(self, kind, monkeypatch):
+        first = fresh(kind, "test", samples=2)[1]
+        monkeypatch.setattr(kind, "draw", lambda self, draws: pytest.fail("it is rendered again"))
+        assert equal(kind("test", samples=9)[1], first)
 
     def test_memory_is_bounded(self, kind, monkeypatch):
-        probe = kind("test", samples=1)
+        probe = fresh(kind, "test", samples=1)
         probe[0]
         each = sum(part.nbytes for part in (probe._kept[0][0], *probe._kept[0][1].values()))
         monkeypatch.setattr(scenes, "MEMORY", 2 * each + 1)
-        dataset = kind("test", samples=5)
+        dataset = fresh(kind, "test", samples=5)
         for index in range(5):
             dataset[index]
         assert list(dataset._kept) == [0, 1]
@@ -116,7 +128,7 @@ class TestEachKind:
 
     def test_train_pictures_change_with_seed_and_epoch_and_the_others_never_do(self, kind):
         def item(split, seed, epoch):
-            dataset = kind(split, seed=seed, samples=2)
+            dataset = fresh(kind, split, seed=seed, samples=2)
             dataset.start_epoch(epoch)
             return torch.cat([dataset[index][0] for index in range(2)])
 
@@ -128,7 +140,7 @@ class TestEachKind:
 
     def test_clean_shows_the_whole_picture(self, kind):
         dataset = kind("train", samples=2)
-        assert equal(dataset.clean[1], kind("train", samples=2, augment=False)[1])
+        assert equal(dataset.clean[1], fresh(kind, "train", samples=2, augment=False)[1])
         assert dataset.augment
 
     def test_a_loader_stacks_items(self, kind):

@@ -3,6 +3,7 @@
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,12 +37,19 @@ MEMORY = 2**28  # bytes of pictures that a data set keeps
 Item = tuple[Tensor, dict[str, Tensor]]
 
 
+@cache
+def _pictures(_name: str, _split: str, _size: tuple[int, int]) -> dict[int, Item]:
+    """Return where the pictures of a kind, split and size are kept, by their index."""
+    return {}
+
+
 class RenderedDataset(AugmentedDataset):
     """Pictures of random worlds; the base of `Scenes` and `Streets`.
 
     What an index shows depends on nothing but the split and the index: it is the same world at any size, and the same
     picture for all seeds, from which only crops and mirror images are drawn. The pictures that were rendered first are
-    kept, up to 256 MiB in each process; whether one is kept makes no difference but in time.
+    kept for all data sets of one kind, split and size, up to 256 MiB in each process, so that the runs of a sweep share
+    them; whether one is kept makes no difference but in time.
     """
 
     name: ClassVar[str]
@@ -70,7 +78,7 @@ class RenderedDataset(AugmentedDataset):
         self.size = _checked(self.usual_size if size is None else size)
         self.split, self.source, self.seed, self.samples = split, self.name, seed, samples
         self.augment = augment and split == "train"
-        self._kept: dict[int, Item] = {}
+        self._kept = _pictures(self.name, split, self.size)
 
     @abstractmethod
     def draw(self, draws: Draws) -> Item:
