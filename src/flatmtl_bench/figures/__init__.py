@@ -13,6 +13,7 @@ from flatmtl_bench.figures.robustness import RobustnessFigure
 from flatmtl_bench.figures.segmentation import SegmentationFigure
 from flatmtl_bench.figures.sharpness import SharpnessFigure
 from flatmtl_bench.figures.spectrum import SpectrumFigure
+from flatmtl_bench.figures.strategies import StrategiesFigure
 
 FIGURES: dict[str, type[Figure]] = {
     "conflict": ConflictFigure,
@@ -24,6 +25,7 @@ FIGURES: dict[str, type[Figure]] = {
     "segmentation": SegmentationFigure,
     "sharpness": SharpnessFigure,
     "gradnorm": GradnormFigure,
+    "strategies": StrategiesFigure,
     "bound": BoundFigure,
     "decomposition": DecompositionFigure,
     "spectrum": SpectrumFigure,

@@ -5,9 +5,9 @@ from itertools import chain
 from flatmtl_bench.choices import did_you_mean
 from flatmtl_bench.recipes import celeba, multimnist, scenes
 from flatmtl_bench.recipes.config import Config
-from flatmtl_bench.recipes.family import METHODS, Family, Recipe
+from flatmtl_bench.recipes.family import ABLATIONS, AGGREGATORS, METHODS, Family, Recipe
 
-__all__ = ["FAMILIES", "METHODS", "RECIPES", "Config", "Family", "Recipe", "build"]
+__all__ = ["ABLATIONS", "AGGREGATORS", "FAMILIES", "METHODS", "RECIPES", "Config", "Family", "Recipe", "build"]
 
 FAMILIES = (*multimnist.FAMILIES, *celeba.FAMILIES, *scenes.FAMILIES)
 RECIPES: dict[str, Recipe] = {

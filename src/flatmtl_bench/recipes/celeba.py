@@ -50,6 +50,7 @@ FAMILIES = (
         FIRST,
         suffix="_official",
         methods=official(METHODS["mgda"]),
+        ablations=(),
     ),
     Family({"faces40": "drawn faces"}, faces40, "small scale", FIRST),
 )

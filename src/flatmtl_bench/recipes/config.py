@@ -5,6 +5,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
 from tyro.conf import Positional, arg
@@ -44,6 +45,7 @@ Disparity = Literal["divide", "multiply"]
 Preprocessing = Literal["rgb", "official"]
 Averaging = Literal["pooled", "batches"]
 """Of depth and normals: over all pixels at once, or the mean over batches of the means of each."""
+Combine = Literal["individual", "direct", "second", "each"]
 LoggerName = Literal["tensorboard", "csv", "mlflow", "wandb"]
 DEFAULT_LOGGERS: tuple[LoggerName, ...] = ("tensorboard", "csv")
 
@@ -149,7 +151,7 @@ class Method:
     """Radius of the heads; None: the same as --rho."""
     norm: Literal["separate", "joint"] = "separate"
     """One norm each for trunk and head (the paper), or one for both (the authors' Multi-MNIST code)."""
-    combine: Literal["individual", "direct", "second", "each"] = "individual"
+    combine: Combine = "individual"
     """How loss and flat gradients become one direction; individual: the paper."""
     flat_scale: Literal["linear", "raw"] = "linear"
     """Scale of the flat part for aggregators that are not of degree 1; raw: as printed in the paper."""
@@ -342,8 +344,14 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+@cache
+def kinds(cls: type) -> Mapping[str, Any]:
+    """Return of what kind the value of each field of a dataclass is."""
+    return get_type_hints(cls)
+
+
 def _from_dict(cls: type, values: Mapping[str, Any]) -> Any:
-    types = get_type_hints(cls)
+    types = kinds(cls)
     if set(values) != set(types):
         unknown, missing = sorted(set(values) - set(types)), sorted(set(types) - set(values))
         raise ValueError(f"not a {cls.__name__} of this version of flatmtl: unknown {unknown}, missing {missing}.")

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal
 
-from flatmtl_bench.recipes.config import Config, Method
+from flatmtl_bench.recipes.config import Combine, Config, Method
 
-METHODS = {
-    "stl": Method("ls"),
+AGGREGATORS = {
     "mean": Method("mean"),
     "sum": Method("sum"),
     "random": Method("random"),
@@ -24,6 +23,9 @@ METHODS = {
     "pcgrad": Method("pcgrad"),
     "gradvac": Method("gradvac"),
     "graddrop": Method("graddrop"),
+}
+"""Methods that aggregate task gradients, by the name that recipes have."""
+WEIGHTINGS = {
     "ls": Method("ls"),
     "si": Method("si"),
     "gls": Method("gls"),
@@ -33,7 +35,11 @@ METHODS = {
     "imtl_l": Method("imtl_l"),
     "famo": Method("famo"),
 }
-"""Every method, by the name that recipes have."""
+"""Methods that weigh losses: for their one sum all ways to combine are the same."""
+METHODS = {"stl": Method("ls"), **AGGREGATORS, **WEIGHTINGS}
+"""Every method."""
+ABLATIONS: Sequence[Combine] = ("direct", "second", "each")
+"""Ways to combine loss and flat gradients other than the paper's own."""
 
 
 def official(mgda: Method) -> dict[str, Method]:
@@ -72,6 +78,8 @@ class Recipe:
 class Family:
     """Recipes that differ in the method only: ``<data set>_<method>``, and ``<data set>_f_<method>`` for its flat form.
 
+    Of methods that aggregate gradients there are also the ablations of the flat form, ``<data set>_f_<method>_direct``.
+
     Attributes:
         datasets: their titles by name.
         base: returns for the name of a data set what all its recipes have in common.
@@ -80,6 +88,7 @@ class Family:
         perturbations: of the flat ones; the first, until validation has chosen one.
         suffix: what the names end in.
         methods: by name.
+        ablations: ways to combine that have recipes of their own.
         first_task: what ``stl`` trains unless ``--task`` says otherwise.
         settled: whether the source leaves nothing open.
     """
@@ -92,32 +101,36 @@ class Family:
     perturbations: Sequence[Perturbation] = ("asam",)
     suffix: str = ""
     methods: Mapping[str, Method] = field(default_factory=lambda: METHODS)
+    ablations: Sequence[Combine] = ABLATIONS
     settled: bool = False
 
     def names(self, dataset: str) -> str:
         """Return how the recipes of a data set are named."""
-        return f"{dataset}_[f_]METHOD{self.suffix}"
+        return f"{dataset}_[f_]METHOD{'[_COMBINE]' * bool(self.ablations)}{self.suffix}"
 
     def recipes(self) -> Iterator[Recipe]:
-        """Yield the recipe of each data set and method, plain and flat."""
-        for dataset, method, flat in product(self.datasets, self.methods, (False, True)):
-            config = self._config(dataset, method, flat=flat)
-            alone = "; see --task" if method == "stl" else ""
-            text = f"{config.label} on {self.datasets[dataset]}, {config.model} ({self.origin}{alone})."
-            yield Recipe(config, text, self._grid(method, flat=flat))
+        """Yield the recipe of each data set and method, plain, flat, and each ablation of the flat form."""
+        for dataset, (name, method) in product(self.datasets, self.methods.items()):
+            flat = replace(method, perturbation=self.perturbations[0])
+            yield self._recipe(dataset, name, name, method)
+            yield self._recipe(dataset, name, f"f_{name}", flat)
+            for combine in self.ablations if name in AGGREGATORS else ():
+                yield self._recipe(dataset, name, f"f_{name}_{combine}", replace(flat, combine=combine))
 
-    def _config(self, dataset: str, method: str, *, flat: bool) -> Config:
-        base = self.base(dataset)
-        form = self.methods[method]
-        if flat:
-            form = replace(form, perturbation=self.perturbations[0])
-        return replace(
-            base,
-            recipe=f"{dataset}_{'f_' if flat else ''}{method}{self.suffix}",
-            method=form,
+    def _recipe(self, dataset: str, name: str, form: str, method: Method) -> Recipe:
+        """Return the recipe of a method, whose own name is ``name``, in one of its forms."""
+        flat, alone = method.perturbation != "none", name == "stl"
+        config = replace(
+            self.base(dataset),
+            recipe=f"{dataset}_{form}{self.suffix}",
+            method=method,
             rho=self.rho if flat else 0.0,
-            task=self.first_task if method == "stl" else None,
+            task=self.first_task if alone else None,
         )
+        label = config.label if method.combine == "individual" else f"{config.label} {method.combine}"
+        origin = f"{self.origin}{'; see --task' * alone}"
+        text = f"{label} on {self.datasets[dataset]}, {config.model} ({origin})."
+        return Recipe(config, text, self._grid(name, flat=flat))
 
     def _grid(self, method: str, *, flat: bool) -> dict[str, Sequence[str]]:
         if self.settled:

@@ -56,6 +56,7 @@ FAMILIES = (
         rho=2.0,
         suffix="_official",
         methods=OFFICIAL,
+        ablations=(),
         settled=True,
     ),
 )
