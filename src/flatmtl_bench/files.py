@@ -59,6 +59,13 @@ def make_folder(path: Path) -> None:
         raise WriteError(f"{path} could not be made: {error}.") from error
 
 
+def check_writable(folder: Path) -> None:
+    """Raise a `NotADirectoryError` unless a folder is there, or can be made, and can be written to."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise NotADirectoryError(f"{there} is no folder that can be written to. Choose another --out.")
+
+
 def _sync(folder: Path) -> None:
     """Make sure that the names in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -117,10 +117,52 @@ def trained(
         )
     objectives = assembly.trained(run.config, dataset.objectives)
     model = assembly.model(run.config, objectives, dataset[0][0].shape[0])
-    counts = run.summary["epochs"][-1]
-    model.load_state_dict(Checkpoints(run.path).of_epoch(counts)["model"] if epoch is None else _weights(run, epoch))
-    where = torch.device(device)
-    return Trained(run, counts if epoch is None else epoch, model.eval().to(where), dataset.clean, objectives, where)
+    epoch, where = put_back(run, model, epoch), torch.device(device)
+    return Trained(run, epoch, model.eval().to(where), dataset.clean, objectives, where)
+
+
+def put_back(run: Run, model: nn.Module, epoch: int | None = None) -> int:
+    """Give a model the weights that an epoch of a run left, the one that counts if none is named; return which.
+
+    Raises:
+        RunError: there are no such weights, or they are those of another model.
+        OSError: their file cannot be read.
+    """
+    if epoch is None:
+        epoch = counting_epoch(run)
+        weights = Checkpoints(run.path).of_epoch(epoch).get("model")
+    else:
+        weights = _weights(run, epoch)
+    try:
+        model.load_state_dict(weights)  # pyright: ignore[reportArgumentType]  (what is none is refused)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(
+            f"the weights of epoch {epoch} in {run.path} are not those of the model {run.config.model} as it is now: "
+            f"{reason:.300}. Train the run again."
+        ) from error
+    return epoch
+
+
+def counting_epoch(run: Run) -> int:
+    """Return the epoch that counts under the protocol of a run, the last one if several do.
+
+    Raises:
+        RunError: its summary does not say so.
+    """
+    epochs = run.summary.get("epochs")
+    if not (isinstance(epochs, list) and epochs and all(isinstance(epoch, int) for epoch in epochs)):
+        raise RunError(f"{run.path / 'summary.json'} is broken: it does not say which epochs count. Train it again.")
+    return epochs[-1]
+
+
+def check_device(name: str) -> None:
+    """Raise a `ValueError` unless a device is there that can hold numbers."""
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device {name} cannot be used here: {reason} Use --device cpu.") from None
 
 
 def at_snapshots(run: Run, split: Split, device: torch.device | str = "cpu") -> Iterator[Trained]:

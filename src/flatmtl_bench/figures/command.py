@@ -2,15 +2,13 @@
 
 import io
 import json
-import os
 from pathlib import Path
 
-import torch
-
+from flatmtl_bench.analysis.trained import check_device
 from flatmtl_bench.environment import environment
 from flatmtl_bench.figures.base import Figure
 from flatmtl_bench.figures.style import style
-from flatmtl_bench.files import write_whole
+from flatmtl_bench.files import check_writable, write_whole
 from flatmtl_bench.output import Stop, answer, say
 from flatmtl_bench.reports.reading import find
 from flatmtl_bench.reports.results import tables
@@ -38,8 +36,8 @@ def make_figure(name: str, figure: Figure) -> int:
     comparable = tables(found.runs)
     for reason in (sentence for table in comparable for sentence in table.lacking):
         say(reason)
-    _check_device(figure.device)
-    _check_writable(folder)  # before minutes of measuring
+    check_device(figure.device)
+    check_writable(folder)  # before minutes of measuring
     records = figure.records(comparable)
     if not records:
         raise Stop(f"there is nothing to draw of the runs in {', '.join(figure.runs)}. Choose other runs or options.")
@@ -56,18 +54,3 @@ def make_figure(name: str, figure: Figure) -> int:
     for path in paths.values():
         answer(path)
     return 0
-
-
-def _check_writable(folder: Path) -> None:
-    """Raise unless a folder is there, or can be made, and can be written to."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise Stop(f"{there} is no folder that can be written to. Choose another --out.")
-
-
-def _check_device(name: str) -> None:
-    """Raise unless a device is there that can hold numbers."""
-    try:
-        torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise Stop(f"--device {name} cannot be used here: {str(error).splitlines()[0]} Use --device cpu.") from None

@@ -1,0 +1,1 @@
+"""A trained model leaves the harness: measured again, asked about pictures, written for others to load."""
