@@ -9,14 +9,16 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
 from flatmtl.aggregators import AGGREGATORS
-from flatmtl_bench.reports import claims
+from flatmtl_bench.reports import claims, markdown
+from flatmtl_bench.reports.grid import Grid
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -379,6 +381,19 @@ def loaders_block() -> str:
     )
 
 
+def report_block() -> str:
+    """Return what the docs say of how long a report takes."""
+    result = read("report.json")
+    rows = [["", "seconds", "MiB"]]
+    for record in result["records"]:
+        rows.append([record["format"], f"{record['seconds']:.1f}", f"{record['mebibytes']:.0f}"])
+    lead = (
+        f"Of {result['runs']} runs with {result['epochs']} epochs each, {result['bytes'] / 1e6:.0f} MB of metrics, a "
+        "report takes so long, its start included, and at most so much memory (made by `python benchmarks/report.py`):"
+    )
+    return f"{lead}\n\n{table(rows)}"
+
+
 def code_of(example: str, *names: str) -> Callable[[], str]:
     """Return what makes a block of functions and classes of an example."""
 
@@ -641,6 +656,23 @@ def intra_rows(seen: Mapping[str, Any]) -> list[list[str]]:
     return [["data", *(f"{name}, %" for name in names)], *rows]
 
 
+def tables_block() -> str:
+    """Return each of the paper's tables that was made again, beside the paper's numbers."""
+    paths = sorted(RESULTS.glob("table[1-9].json"))
+    return "\n\n".join(chain.from_iterable(_reproduced(json.loads(path.read_text())) for path in paths))
+
+
+def _reproduced(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the headings, sentences and tables of one table of the paper, made by one command."""
+    for outcome in result["outcomes"]:
+        yield f"## {outcome['title'].partition(':')[0]}"
+        yield f"{markdown.escaped(outcome['title'].partition(': ')[2])} Made by `{result['command']}`."
+        yield from map(markdown.escaped, outcome["lines"])
+        for grid in map(Grid.from_dict, outcome["grids"]):
+            yield " ".join(map(markdown.escaped, grid.caption))
+            yield markdown.table(grid)
+
+
 def draw_step(plt: Any, result: dict[str, Any]) -> Any:
     """Draw everybody's time over the floor, a row for each case, with the quartiles: plain steps, then flat ones."""
     names = [case_name(case) for case in result["cases"]]
@@ -686,6 +718,8 @@ PAGES = (
         },
     ),
     Page(DOCS / "flatness.md", {"flatness": flatness_block}),
+    Page(DOCS / "tables.md", {"tables": tables_block}),
+    Page(DOCS / "reports.md", {"report": report_block}),
     Page(DOCS / "ranks.md", {"ddp": code_of("ddp_loop", "losses", "train")}),
 )
 FIGURES = (

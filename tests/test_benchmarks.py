@@ -2,6 +2,7 @@
 
 import json
 import math
+import platform
 import time
 from dataclasses import replace
 
@@ -10,12 +11,13 @@ import torch
 
 pytest.importorskip("torchjd")
 pytest.importorskip("scipy")
-from benchmarks import aggregators, flatness, loaders, scenes, step
+from benchmarks import aggregators, flatness, loaders, report, scenes, step
 from docs import generate
 from tests.bench.small import made_result
 
 from flatmtl_bench import data, recipes
 from flatmtl_bench.recipes.config import Data
+from flatmtl_bench.reports.reading import find
 
 TASKS = (2, 3)
 
@@ -244,6 +246,26 @@ class TestLoaders:
         found = loaders.record("scenes", config, loaders.Options(workers=(0,), seconds=0.01, steps=2))
         assert found["alone"]["0"] > found["training"]["rate"] > 0
         assert 0 < found["training"]["waiting"] < 1
+
+
+class TestReport:
+    def test_every_format_is_timed_on_folders_that_are_runs(self, tmp_path):
+        options = report.Options(seeds=1, epochs=2, rounds=1, out=tmp_path / "report.json")
+        report.main(options)
+        found = json.loads(options.out.read_text())
+        assert (found["runs"], found["environment"]["python"]) == (50, platform.python_version())
+        assert [record["format"] for record in found["records"]] == list(report.FORMATS)
+        for record in found["records"]:
+            assert 0.0 < record["seconds"] < 60.0
+            assert record["mebibytes"] > 10.0
+        for config in report.configs(options):
+            report.write_run(tmp_path / "runs", config)
+        assert len(find([tmp_path / "runs"]).runs) == 50
+        assert not find([tmp_path / "runs"]).others
+
+    def test_a_report_that_fails_is_no_measurement(self, tmp_path):
+        with pytest.raises(SystemExit, match="has failed"):
+            report.timed((), tmp_path)
 
 
 def test_the_result_of_scenes_is_a_report(tmp_path, monkeypatch):

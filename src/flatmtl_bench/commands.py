@@ -15,7 +15,7 @@ from flatmtl_bench import recipes
 from flatmtl_bench.choices import one_of, whole_number
 from flatmtl_bench.output import Stop, answer, say
 from flatmtl_bench.protocols import Row
-from flatmtl_bench.recipes import FAMILIES, METHODS, RECIPES, Config
+from flatmtl_bench.recipes import ABLATIONS, AGGREGATORS, FAMILIES, METHODS, RECIPES, Config
 from flatmtl_bench.recipes.config import Data, Source, Split
 from flatmtl_bench.signals import FirstSignal
 
@@ -69,6 +69,8 @@ def _families() -> Iterator[str]:
         for dataset, title in family.datasets.items():
             yield f"{family.names(dataset):<44} {title} ({family.origin}), {len(family.methods)} methods"
     yield f"METHOD: {', '.join(METHODS)}"
+    first, *_, last = AGGREGATORS
+    yield f"COMBINE: {', '.join(ABLATIONS)} (f_ and {first} to {last} only; without it as in the paper)"
     yield f"f_: the flat form. `flatmtl list PART` shows those of the {len(RECIPES)} recipes whose name contains PART."
 
 
@@ -77,8 +79,9 @@ def _listed(part: str) -> Iterator[str]:
     found = {name: recipe.text for name, recipe in RECIPES.items() if wanted in name}
     if not found:
         raise Stop(f"no recipe contains {part!r}; `flatmtl list` shows how all {len(RECIPES)} are named.")
+    width = max(map(len, found))
     for name, text in found.items():
-        yield f"{name:<36} {text}"
+        yield f"{name:<{width}} {text}"
     if part in RECIPES:
         for name, values in RECIPES[part].grid.items():
             yield f"  {part} leaves open: {name}={','.join(values)}"
@@ -338,6 +341,16 @@ def sweep(words: list[str]) -> int:
     return run_sweep(command, runs)
 
 
+def reproduce(words: list[str]) -> int:
+    """Train what tables of the paper are made of, and print them beside the paper's."""
+    from flatmtl_bench.reproduce.command import Reproduce  # noqa: PLC0415
+    from flatmtl_bench.reproduce.command import reproduce as reproduce_tables  # noqa: PLC0415
+
+    with users_mistakes():
+        command, flags = parse(Reproduce, words, "reproduce", return_unknown_args=True)
+    return reproduce_tables(command, flags)
+
+
 def report(words: list[str]) -> int:
     """Print what runs came to."""
     from flatmtl_bench.reports.command import Report, print_report  # noqa: PLC0415
@@ -361,13 +374,61 @@ def figure(words: list[str]) -> int:
         return make_figure(words[0], parse(FIGURES[words[0]], words[1:], f"figure {words[0]}"))
 
 
+def evaluate(words: list[str]) -> int:
+    """Measure the model of a finished run again."""
+    from flatmtl_bench.deploy import options  # noqa: PLC0415
+
+    with users_mistakes():
+        command = parse(options.Evaluate, words, "evaluate")
+        from flatmtl_bench.deploy.evaluate import evaluate  # noqa: PLC0415  (seconds, which help does not need)
+
+        return evaluate(command)
+
+
+def predict(words: list[str]) -> int:
+    """Ask the model of a finished run about pictures."""
+    from flatmtl_bench.deploy import options  # noqa: PLC0415
+
+    with users_mistakes(), _unsaved():
+        command = parse(options.Predict, words, "predict")
+        from flatmtl_bench.deploy.predict import predict  # noqa: PLC0415  (seconds, which help does not need)
+
+        return predict(command)
+
+
+def export(words: list[str]) -> int:
+    """Write the model of a finished run for other programs."""
+    from flatmtl_bench.deploy import options  # noqa: PLC0415
+
+    with users_mistakes(), _unsaved():
+        command = parse(options.Export, words, "export")
+        from flatmtl_bench.deploy.export import export  # noqa: PLC0415  (seconds, which help does not need)
+
+        return export(command)
+
+
+@contextmanager
+def _unsaved() -> Iterator[None]:
+    """Within it a result that cannot be written ends the command with a message and exit code 1."""
+    from flatmtl_bench.files import WriteError  # noqa: PLC0415
+
+    try:
+        yield
+    except WriteError as error:
+        raise Stop(error, code=1) from error
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": demo,
     "list": list_recipes,
     "run": run,
     "sweep": sweep,
+    "reproduce": reproduce,
     "report": report,
     "figure": figure,
+    "evaluate": evaluate,
+    "predict": predict,
+    "export": export,
     "data show": show_data,
     "data check": check_data,
     "data where": where_data,

@@ -5,9 +5,10 @@ import re
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from flatmtl_bench.recipes import Config
+from flatmtl_bench.recipes.config import kinds
 
 LARGEST = 1_000_000
 """Bytes of a file that is read."""
@@ -55,7 +56,7 @@ def _check_kinds(cls: type, values: Any, within: str = "") -> None:
     """Raise a `ValueError` unless each value is of the kind that its field of a dataclass has."""
     if not isinstance(values, dict):
         raise ValueError(f"{within.rstrip('.') or 'it'} must be an object, got {values!r:.80}.")
-    for name, kind in get_type_hints(cls).items():
+    for name, kind in kinds(cls).items():
         if name not in values:
             continue  # `Config.from_dict` lists what is missing
         if isinstance(kind, type) and is_dataclass(kind):

@@ -22,6 +22,8 @@ from flatmtl_bench.recipes import Config
 from flatmtl_bench.reports import page, terminal
 from flatmtl_bench.reports.comparison import Comparison
 from flatmtl_bench.reports.reading import read
+from flatmtl_bench.reports.results import tables
+from flatmtl_bench.reports.section import Section
 from flatmtl_bench.runs import RunFolder, run_name
 
 if TYPE_CHECKING:
@@ -103,11 +105,22 @@ def show(demo: Demo) -> None:
     """Print table and finding of the finished runs, and write the page."""
     comparison = compare(demo.configs(), demo.out)
     report = Path(demo.report)
-    write_whole(report, page.render(comparison))
+    write_whole(report, _page(comparison))
     console = Console()
     console.print(terminal.results(comparison.table()))
     console.print(comparison.finding(), highlight=False)
     answer(f"page: {report.resolve().as_uri()}")
+
+
+def _page(comparison: Comparison) -> str:
+    sections = [
+        Section(table, reason="the demonstration trains no task alone.")
+        for table in tables([*comparison.plain, *comparison.flat])
+    ]
+    plain, flat = comparison.labels
+    return page.render(
+        sections, title=f"{flat} against {plain}", finding=[comparison.finding(), f"{comparison.setting}."]
+    )
 
 
 def open_runs(configs: Sequence[Config], out: str, *, overwrite: bool) -> list[Config]:

@@ -1,6 +1,9 @@
 """How much memory a step needs: what a model and its optimizer hold, and how far a step rises above it."""
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -34,9 +37,26 @@ def rise(work: Callable[[], Any], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     return max(accumulate(_changes(profiler)), default=0)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Within it nothing is written to standard error: the profiler's own library tells there when it starts and stops.
+
+    It writes to the file descriptor, which Python's redirection does not reach, whatever its level of logging is.
+    """
+    sys.stderr.flush()
+    with open(os.devnull, "wb") as nothing:
+        kept = os.dup(2)
+        try:
+            os.dup2(nothing.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def _changes(profiler: Any) -> Iterator[int]:

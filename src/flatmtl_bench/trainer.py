@@ -160,6 +160,29 @@ class Trainer:
             record.finish(summary)
             return summary
 
+    def seconds(self, steps: int = 3) -> float:
+        """Return about how long a run takes here, judged from some steps and the evaluation of a batch.
+
+        The steps train the model, so the trainer is of no further use. The sharpness in the end is left out.
+        """
+        size = self.config.batch_size
+        closure = self._sample(size)[0]
+        load = self._timed(lambda: self._sample(size))  # again: what is rendered is kept
+        self.model.train()
+        step = sorted(self._timed(lambda: self._step(closure)) for _ in range(steps + 1))[steps // 2]
+        self.model.eval()
+        with torch.no_grad():
+            forward = self._timed(lambda: closure(self.tasks))
+        evaluated = sum(len(data) for split, data in self.data.items() if split != "train") / size
+        return self.config.epochs * (self.steps_per_epoch * (load + step) + evaluated * (load + forward))
+
+    def _timed(self, work: Callable[[], Any]) -> float:
+        started = perf_counter()
+        work()
+        if self.fabric.device.type == "cuda":
+            torch.cuda.synchronize(self.fabric.device)
+        return perf_counter() - started
+
     def _is_over(self) -> bool:
         """Whether there is no further epoch, or no better score for as long as early stopping waits for one."""
         patience, rows = self.config.early_stop.patience, self.position.rows
@@ -389,6 +412,7 @@ class Trainer:
             "seed": self.config.seed,
             "data": {split: str(dataset) for split, dataset in self.data.items()},
             "fingerprints": self._fingerprints(),
+            "input": list(self.data["test"][0][0].shape),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "better": {f"{name}/{task}": b for task, o in self.objectives.items() for name, b in o.better.items()},
             **outcome(self.position.rows, self.config.protocol),

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
+
 from flatmtl_bench import recipes
+from flatmtl_bench.protocols import outcome
 from flatmtl_bench.recipes.config import Data, Sharpness
 from flatmtl_bench.runs import RunFolder
 from flatmtl_bench.trainer import Trainer
@@ -73,6 +76,8 @@ def made_run(out, config, accuracies, *, conflict=0.5, sharpness=0.25, step_seco
             "train/loss/right": 2.0 / epoch,
             "train/conflict": conflict,
             "validation/accuracy": accuracy,
+            "validation/accuracy/left": accuracy,
+            "validation/accuracy/right": accuracy,
             "test/accuracy": accuracy - 0.1,
             "test/accuracy/left": accuracy,
             "test/accuracy/right": accuracy - 0.2,
@@ -92,6 +97,7 @@ def made_run(out, config, accuracies, *, conflict=0.5, sharpness=0.25, step_seco
             {
                 "protocol": "honest",
                 "epochs": [best["epoch"]],
+                "better": {"accuracy/left": "higher", "accuracy/right": "higher"},
                 "test": {name.removeprefix("test/"): v for name, v in best.items() if name.startswith("test/")},
                 "sharpness": {"left": sharpness, "right": sharpness},
                 "data": {"train": "digits <train>", "test": "digits <test>"},
@@ -131,4 +137,30 @@ def made_result(out, config, test, better, *, score=0.5, fingerprint="made"):
                 "step_seconds": 0.1,
             }
         )
+    return folder.path
+
+
+def drawn_run(out, config, better, *, epochs=15, failed=None, **summary):
+    """Write a finished run whose metrics are random numbers, and return its folder.
+
+    ``failed`` is a metric, as ``accuracy/left``, that was not finite in any epoch.
+    """
+    drawn = np.random.default_rng([config.seed, int(1000 * config.rho), *config.recipe.encode()])
+    splits = ("validation", "test") if config.data.validation_share else ("test",)
+    names = [f"{split}/{name}" for split in splits for name in ("score", *better)]
+    rows = [
+        {
+            "epoch": epoch,
+            **({} if config.task else {"train/conflict": drawn.uniform()}),
+            **{name: None if name.endswith(f"/{failed}") else drawn.uniform(0.2, 0.9) for name in names},
+        }
+        for epoch in range(1, epochs + 1)
+    ]
+    machine = {"processor": "P", "cpu_count": 2, "threads": 1, "accelerator": None}
+    with RunFolder(out, config) as folder:
+        folder.write_environment({"python": "3.11.0", "packages": {"torch": "2.14.1"}, **machine})
+        folder.write_rows(rows)
+        times = {"seconds": 60.0, "step_seconds": drawn.uniform(0.1, 0.2), "step_bytes": int(drawn.uniform(1e7, 2e7))}
+        about = {"fingerprints": {"test": "made"}, "better": better, "sharpness": None, "data": {"test": "made"}}
+        folder.finish({**about, **outcome(rows, config.protocol), **times, **summary})
     return folder.path

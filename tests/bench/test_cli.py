@@ -138,10 +138,13 @@ def test_list_shows_every_recipe_on_standard_output(tmp_path):
 def test_list_alone_shows_how_they_are_named(capsys):
     assert cli.main(["list"]) == 0
     names = set()
-    *families, methods, _ = capsys.readouterr().out.splitlines()
+    *families, methods, combines, _ = capsys.readouterr().out.splitlines()
+    combines = combines.removeprefix("COMBINE: ").partition(" (")[0].split(", ")
     for pattern in [line.split()[0] for line in families]:
         for method in methods.removeprefix("METHOD: ").split(", "):
-            names |= {pattern.replace("METHOD", method).replace("[f_]", form) for form in ("", "f_")}
+            named = pattern.replace("METHOD", method)
+            forms = [named.replace("[f_]", form) for form in ("", "f_")]
+            names |= {form.replace("[_COMBINE]", c) for form in forms for c in ("", *(f"_{c}" for c in combines))}
     assert names >= set(RECIPES)
 
 

@@ -300,7 +300,7 @@ class TestRobustness:
 
     def test_many_tasks_are_one_row_of_their_mean(self):
         better = {f"error/Attribute_{k}": "lower" for k in range(40)}
-        forty = Run(Path("run"), small_config(), {}, [], {"better": better})
+        forty = Run(Path("run"), small_config(), {}, {}, {"better": better})
         (column,) = _columns(forty)
         assert (column.heading, column.better) == ("average error, %", "lower")
         assert column.value({f"error/Attribute_{k}": float(k) for k in range(40)}) == 19.5

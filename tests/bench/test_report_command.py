@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,21 @@ class TestTable:
         ]
         assert "F-MGDA rho=0.05" in report.text()
 
+    @pytest.mark.parametrize("beside", [[], ["multimnist_mgda"], ["multimnist_f_pcgrad_direct"]])
+    def test_an_ablation_is_named_whatever_stands_beside_it(self, out, report, beside):
+        for recipe in (*beside, "multimnist_f_mgda_direct"):
+            made_result(out, config(recipe), drawn(PAIRS), PAIRS)
+        settings_of = {r["method"]: r["settings"] for r in report()[0]["rows"]}
+        assert settings_of["F-MGDA"] == {"method.combine": "direct"}
+        assert "F-MGDA combine=direct" in report.text()
+
+    def test_ways_to_combine_beside_each_other_are_told_apart(self, out, report):
+        for end in ("mgda", "f_mgda", "f_mgda_direct", "f_mgda_second", "f_mgda_each"):
+            made_result(out, config(f"multimnist_{end}"), drawn(PAIRS), PAIRS)
+        found = [(r["method"], r["settings"]) for r in report()[0]["rows"]]
+        ways = ("individual", "direct", "each", "second")
+        assert found == [("MGDA", {}), *(("F-MGDA", {"method.combine": way}) for way in ways)]
+
     def test_what_plain_and_flat_rows_differ_in_beside_the_perturbation_is_shown(self, out, report):
         made_result(out, config("multimnist_mgda"), drawn(PAIRS), PAIRS)
         made_result(out, config("multimnist_f_mgda", optimizer=Optimizer(lr=0.1)), drawn(PAIRS), PAIRS)
@@ -413,6 +429,13 @@ class TestChoice:
         assert [r["method"] for r in table["rows"]] == ["LS"]  # of which there was nothing to choose
         assert "nyuv2_f_mgda_paper has 2 settings, but runs without validation metrics" in report.err()
         assert "Tune nyuv2_f_mgda, which holds some data out, and train nyuv2_f_mgda_paper with what" in report.err()
+
+    def test_an_ablation_is_not_tuned_by_the_method_that_it_is_one_of(self, out, report):
+        for recipe, rho in product(("multimnist_f_mgda_direct", "multimnist_f_mgda_direct_paper"), (0.05, 0.5)):
+            made_result(out, config(recipe, rho=rho, protocol="paper"), drawn(PAIRS), PAIRS, score=None)
+        assert report.text("--tuned", code=2) == ""
+        assert "to choose by (protocol paper). Tune with --protocol honest" in report.err()
+        assert "Tune multimnist_f_mgda_direct, which holds some data out" in report.err()
 
     def test_one_setting_of_single_task_learning_is_chosen_for_all_tasks(self, out, report):
         for rho, score in ((0.05, 0.5), (0.5, 0.75)):

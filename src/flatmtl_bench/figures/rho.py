@@ -12,8 +12,9 @@ from flatmtl_bench.figures.base import Figure, Record, data_name
 from flatmtl_bench.figures.style import grid, legend, look, mean_and_spread, values, where
 from flatmtl_bench.output import say
 from flatmtl_bench.reports.columns import columns
+from flatmtl_bench.reports.pairs import is_flat_form
 from flatmtl_bench.reports.reading import Run
-from flatmtl_bench.reports.results import FLAT, Result, Row, Table
+from flatmtl_bench.reports.results import Result, Row, Table
 from flatmtl_bench.reports.settings import text
 
 
@@ -86,6 +87,5 @@ def _curves(table: Table) -> dict[str, list[Row]]:
 
 
 def _is_flat_form(row: Row, plain: Row) -> bool:
-    """Whether a row is of the flat form of a plain method, which it becomes at rho 0, all else being the same."""
-    ours, theirs = ({k: v for k, v in one.settings.items() if k not in (*FLAT, "recipe")} for one in (row, plain))
-    return row.flat and not plain.flat and ours == theirs and not row.config.method.rho_heads
+    """Whether a row is of the flat form of a plain method, which it becomes at rho 0."""
+    return is_flat_form(row, plain) and not row.config.method.rho_heads

@@ -1,6 +1,6 @@
 """The choice of settings by validation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -20,14 +20,14 @@ class Choice:
     Attributes:
         best: of the rows that compete the one with the best validation score, mean over the seeds; the first of equals.
         score: of the best.
-        competing: the rows that have a finite score for each of the seeds.
+        competing: the rows that have a finite score for each of the seeds, with its mean.
         others: rows that lack one, and so do not compete.
         seeds: those that any row has.
     """
 
     best: Row
     score: float
-    competing: Sequence[Row]
+    competing: Mapping[Row, float]
     others: Sequence[Row]
     seeds: Sequence[int]
 
@@ -76,12 +76,12 @@ def choose(rows: Sequence[Row]) -> Choice:
         )
     best = max(competing, key=competing.__getitem__)
     others = [row for k, row in enumerate(rows) if k not in competing]
-    return Choice(rows[best], competing[best], [rows[k] for k in competing], others, seeds)
+    return Choice(rows[best], competing[best], {rows[k]: score for k, score in competing.items()}, others, seeds)
 
 
 def _remedy(recipe: str) -> str:
-    honest = recipe.rpartition("_")[0]
-    if honest in RECIPES and RECIPES[honest].config.protocol == "honest":
+    honest, _, whose = recipe.rpartition("_")
+    if whose in ("paper", "official") and honest in RECIPES:
         return f"Tune {honest}, which holds some data out, and train {recipe} with what was chosen."
     return "Tune with --protocol honest and --data.validation-share 0.1, and train this with what was chosen."
 

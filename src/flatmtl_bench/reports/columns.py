@@ -34,6 +34,11 @@ class Column:
     scale: float = 1.0
     form: str = ".4f"
 
+    @property
+    def name(self) -> str:
+        """The metric as the results of a run have it: ``miou/segmentation``, or ``accuracy`` for a mean over tasks."""
+        return self.metrics[0] if len(self.metrics) == 1 else self.metrics[0].partition("/")[0]
+
     def value(self, results: Mapping[str, float | None]) -> float | None:
         """Return the value in the column's unit; None if a metric was not finite."""
         known = [value for name in self.metrics if (value := results[name]) is not None]

@@ -47,6 +47,46 @@ class Printed:
         return ", ".join(f"{NAMES[c][0]} = {c} {value:g}{percent[c]}" for c, value in self.columns.items())
 
 
+@dataclass(frozen=True)
+class Number:
+    """A number that is printed in a table.
+
+    Attributes:
+        mean: as printed, in the units of the paper.
+        sd: standard deviation over runs; None where none is printed.
+        better: ``"higher"`` or ``"lower"``.
+    """
+
+    mean: float
+    sd: float | None
+    better: str
+
+    def is_better_than(self, other: "Number") -> bool:
+        """Whether it is the better one of the two."""
+        return self.mean > other.mean if self.better == "higher" else self.mean < other.mean
+
+
+def printed(table: int, dataset: str, method: str, *, flat: bool) -> dict[str, Number]:
+    """Return a row of a table by the names of its columns; nothing if there is no such row.
+
+    Example:
+        >>> printed(2, "CelebA", "CAGrad", flat=True)
+        {'mean classification error %': Number(mean=8.22, sd=None, better='lower')}
+    """
+    wanted = (table, dataset, method, flat)
+    return {
+        entry["metric"]: Number(entry["mean"], entry["std"], "higher" if entry["higher_is_better"] else "lower")
+        for entry in _entries()
+        if (entry["table"], entry["dataset"], entry["method"], entry["flat"]) == wanted
+    }
+
+
+def rows(table: int) -> list[tuple[str, str, bool]]:
+    """Return the rows of a table: data, method, and whether it is the flat form."""
+    found = ((e["dataset"], e["method"], e["flat"]) for e in _entries() if e["table"] == table)
+    return list(dict.fromkeys(found))
+
+
 def single_task(dataset: str) -> Printed:
     """Return the row of single-task learning for a data set, ``nyuv2`` or ``cityscapes``.
 
@@ -56,17 +96,8 @@ def single_task(dataset: str) -> Printed:
         abs err 0.0125, rel_err/depth = depth rel err 27.77'
     """
     number, name = SCENES[dataset]
-    return Printed(number, row(number, name, "STL", flat=False))
-
-
-def row(table: int, dataset: str, method: str, *, flat: bool) -> dict[str, float]:
-    """Return the metrics of a row by the names of its columns, in the paper's units, without its Delta m."""
-    return {
-        entry["metric"]: entry["mean"]
-        for entry in _entries()
-        if (entry["table"], entry["dataset"], entry["method"], entry["flat"]) == (table, dataset, method, flat)
-        and entry["metric"] in NAMES
-    }
+    columns = printed(number, name, "STL", flat=False)
+    return Printed(number, {name: number.mean for name, number in columns.items() if name in NAMES})
 
 
 @cache

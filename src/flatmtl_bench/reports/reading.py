@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from flatmtl_bench.config_file import read_config
 from flatmtl_bench.recipes import Config
+from flatmtl_bench.reports.epochs import EPOCH, Columns, read_columns
 from flatmtl_bench.runs import ERROR, METRICS, run_name
 
 
@@ -20,14 +22,14 @@ class Run:
         path: its folder.
         config: every value of the recipe.
         environment: versions, machine, threads.
-        rows: the metrics of each epoch.
+        metrics: of each a column with a number for each epoch.
         summary: what it came to.
     """
 
     path: Path
     config: Config
     environment: dict[str, Any]
-    rows: list[dict[str, Any]]
+    metrics: Columns
     summary: dict[str, Any]
 
     @property
@@ -59,9 +61,23 @@ class Run:
         """What tells the run's test data from others."""
         return self.summary.get("fingerprints", {}).get("test")
 
+    @property
+    def epochs(self) -> list[int]:
+        """The numbers of its epochs, from 1 on."""
+        return [int(epoch) for epoch in self.metrics[EPOCH]]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of each epoch by name, as in ``metrics.jsonl``; None where one was not finite."""
+        names = [name for name in self.metrics if name != EPOCH]
+        values = zip(self.epochs, *map(self.series, names), strict=True)
+        return [dict(zip((EPOCH, *names), row, strict=True)) for row in values]
+
     def series(self, name: str) -> list[float | None]:
-        """Return one metric over the epochs; None where it was not finite."""
-        return [row.get(name) for row in self.rows]
+        """Return one metric over the epochs; None where it was not finite or is not there."""
+        if name not in self.metrics:
+            return [None] * len(self.epochs)
+        return [None if math.isnan(value) else value for value in self.metrics[name].tolist()]
 
     def result(self, name: str, split: str = "test") -> float | None:
         """Return one metric of the epochs that count; None if it is not there or not finite."""
@@ -75,14 +91,8 @@ def read(path: Path) -> Run:
     Raises:
         OSError, ValueError: there is none, it is not complete, or a file is broken.
     """
-    config, environment, summary = read_config(path / "config.json"), _json(path / "env.json"), _summary(path)
-    metrics = path / METRICS
-    lines = metrics.read_text(encoding="utf-8").splitlines()
-    try:
-        rows = [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{metrics} is broken: {error}") from error
-    return Run(path, config, environment, rows, summary)
+    config = read_config(path / "config.json")
+    return Run(path, config, _json(path / "env.json"), read_columns(path / METRICS), _summary(path))
 
 
 def _summary(path: Path) -> dict[str, Any]:
@@ -100,7 +110,10 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    """Whether a value is a number that a float can hold, or None for one that was not finite."""
+    if type(value) is int:
+        return abs(value) <= sys.float_info.max
+    return value is None or type(value) is float
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -164,8 +177,8 @@ def _finished(path: Path) -> Run:
     """
     if not (path / "config.json").exists():
         raise ValueError(f"{path} is no run: it has no config.json.")
-    read_config(path / "config.json")
     if not (path / "summary.json").exists():
+        read_config(path / "config.json")  # what has none of ours is no run that is not finished
         raise ValueError(f"{path} {f'has failed; see its {ERROR}' if (path / ERROR).exists() else 'is not finished'}.")
     run = read(path)
     if not run.better:

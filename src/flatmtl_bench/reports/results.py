@@ -62,6 +62,12 @@ class Row:
         """Whether the method is a flat one."""
         return self.config.method.perturbation != "none"
 
+    @property
+    def ablation(self) -> dict[str, Any]:
+        """How a flat method combines loss and flat gradients, if not as the paper's own."""
+        combine = self.config.method.combine
+        return {"method.combine": combine} if self.flat and combine != "individual" else {}
+
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Values of the config by dotted names, that all seeds and tasks have in common."""
@@ -119,7 +125,8 @@ class Table:
     def distinct(self) -> list[Settings]:
         """Return of each row the settings that tell it from rows that it could be taken for.
 
-        Those of flat methods are compared among flat ones, an aggregator's options among those of one method.
+        Those of flat methods are compared among flat ones, an aggregator's options among those of one method. A row
+        that combines gradients in another way than the paper could always be taken for the paper's.
         """
         every = [row.settings for row in self.rows]
         names = [name for name in differing(every) if name not in ("recipe", "method.aggregator")]
@@ -132,6 +139,7 @@ class Table:
                 for name in names
                 if name in row.settings and len(known[name, _peers(row, name)]) > 1
             }
+            | row.ablation
             for row in self.rows
         ]
         alike: dict[str, list[int]] = defaultdict(list)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flatmtl_bench.reports.grid import Grid
+from flatmtl_bench.reports.grid import Chapter, Grid
 
 GAP = 2
 """Blanks between columns."""
@@ -52,6 +52,16 @@ def print_lines(rows: Sequence[Sequence[str | Text]], names: int = 1) -> None:
         if k:
             console.print()
         console.print(_table([columns[j] for j in block], [widths[j] for j in block]))
+
+
+def print_chapters(chapters: Sequence[Chapter]) -> None:
+    """Print the lines and tables of each chapter, with an empty line before each but the first thing."""
+    for k, chapter in enumerate(chapters):
+        for line in (*([""] if k else []), chapter.title, *chapter.lines):
+            print_text(line)
+        for grid in chapter.grids:
+            print_text("")
+            print_grid(grid)
 
 
 def print_grid(grid: Grid) -> None:

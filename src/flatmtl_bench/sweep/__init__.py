@@ -103,7 +103,23 @@ def run_sweep(sweep: Sweep, runs: Mapping[str, Run]) -> int:
     Raises:
         Stop: something is wrong, and no run has been trained; or a signal came.
     """
-    with _pool(sweep, list(runs.values())) as pool:
+    finished, code = train_runs(sweep, runs)
+    with users_mistakes():
+        _print(sweep, finished)
+    return code
+
+
+def train_runs(where: Sweep, runs: Mapping[str, Run]) -> tuple[list[FinishedRun], int]:
+    """Train what is not finished, say what has failed, and return the finished runs and the exit code.
+
+    Args:
+        where: how many at a time, and on what; the recipes and grid of this sweep do not matter.
+        runs: by name.
+
+    Raises:
+        Stop: something is wrong, and no run has been trained; or a signal came.
+    """
+    with _pool(where, list(runs.values())) as pool:
         say(f"checking {len(runs)} runs before the first is trained")
         with users_mistakes():
             board = _checked(pool, runs)
@@ -117,8 +133,8 @@ def run_sweep(sweep: Sweep, runs: Mapping[str, Run]) -> int:
             "error.txt. The same command goes on with them."
         )
     with users_mistakes():
-        _print(sweep, [read(board.path(name)) for name in board.runs if name not in unfinished])
-    return 1 if unfinished else 0
+        finished = [read(board.path(name)) for name in board.runs if name not in unfinished]
+    return finished, 1 if unfinished else 0
 
 
 @contextmanager

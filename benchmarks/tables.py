@@ -1,0 +1,95 @@
+"""The paper's tables at a size for two CPU cores, beside the paper's numbers.
+
+``python benchmarks/tables.py table1 --runs FOLDER`` trains what is lacking, by
+``flatmtl reproduce table1 --scale small``, and writes ``results/table1.json`` beside this file, from which
+``docs/tables.md`` is made. With ``--pictures FOLDER``, a folder with ``fashion*.npz`` and ``mnist*.npz``, tables 1, 6,
+8 and 9 are on all three data sets, without it on the embedded digits only. A table takes an hour or two; interrupted,
+the same command goes on.
+"""
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional
+
+from flatmtl_bench import cli
+from flatmtl_bench.environment import environment
+from flatmtl_bench.files import write_whole
+from flatmtl_bench.reproduce.tables import TABLES
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Make tables of the paper again, and write each as JSON."""
+
+    tables: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="TABLE ...")] = tuple(TABLES)
+    """table1 to table9; none: all, which takes most of a day."""
+    runs: str = "runs"
+    """Folder of run folders, in which finished ones are not trained again."""
+    pictures: str | None = None
+    """Folder with fashion*.npz and mnist*.npz; None: the embedded digits alone."""
+    data: tuple[str, ...] = ()
+    """Data sets of the tables; none: all that are there."""
+    methods: tuple[str, ...] = ()
+    """Methods of the tables; none: all."""
+    seeds: int | None = None
+    """Seeds of the runs that count; None: as `flatmtl reproduce` has it."""
+    out: Path = RESULTS
+    """Folder of the files to write."""
+
+
+def main(options: Options) -> None:
+    """Train what is lacking, and write what came out."""
+    for table in options.tables:
+        words = command(options, table)
+        result = {"command": " ".join(shown(words)), "outcomes": json.loads(run(words)), "environment": environment()}
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_whole(options.out / f"{table}.json", json.dumps(result, indent=1) + "\n")
+
+
+def command(options: Options, table: str) -> list[str]:
+    """Return the words of the command for a table; one thread a run, on which the last digits depend."""
+    words = [
+        "reproduce",
+        table,
+        "--scale",
+        "small",
+        "--json",
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+        "--out",
+        options.runs,
+    ]
+    for name in ("data", "methods"):
+        words += [f"--{name}", *getattr(options, name)] if getattr(options, name) else []
+    words += ["--seeds", str(options.seeds)] if options.seeds else []
+    return words + (["--root", options.pictures] if options.pictures else [])
+
+
+def shown(words: list[str]) -> list[str]:
+    """Return the command without the folders of one machine."""
+    befores = ["", *words[:-1]]
+    return ["flatmtl", *("FOLDER" if b in ("--out", "--root") else w for b, w in zip(befores, words, strict=True))]
+
+
+def run(words: list[str]) -> str:
+    """Return what a command of `flatmtl` prints; what is wrong ends this one, too."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = cli.main(words)
+    if code:
+        raise SystemExit(code)
+    return printed.getvalue()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

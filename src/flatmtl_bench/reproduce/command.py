@@ -1,0 +1,230 @@
+"""The command that makes a table of the paper again."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Literal
+
+from joblib import cpu_count
+from tyro.conf import Positional, arg
+
+from flatmtl_bench.choices import one_of, whole_number
+from flatmtl_bench.commands import users_mistakes
+from flatmtl_bench.output import Stop, answer, say
+from flatmtl_bench.recipes import RECIPES
+from flatmtl_bench.reports import latex, markdown, terminal
+from flatmtl_bench.reports.choice import NoChoice
+from flatmtl_bench.reports.reading import Run as FinishedRun
+from flatmtl_bench.reports.reading import read
+from flatmtl_bench.reproduce import needs
+from flatmtl_bench.reproduce.outcome import Outcome, Tuning, outcome, tuned
+from flatmtl_bench.reproduce.plan import Part, Radii, Runs
+from flatmtl_bench.reproduce.scales import SCALES
+from flatmtl_bench.reproduce.tables import TABLES, PaperTable
+from flatmtl_bench.sweep import Sweep, train_runs
+
+Protocol = Literal["honest", "paper", "official"]
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Train what a table of the paper is made of, and show the paper's numbers beside ours.
+
+    First radii of the flat methods are chosen by validation, then all methods are trained with every seed. Finished
+    runs are not trained again and interrupted ones go on, so the same command continues. Every flag of `flatmtl run`
+    can be given too, and holds for all runs: --root, --epochs, --device, --out and so on.
+    """
+
+    tables: Annotated[Positional[tuple[str, ...]], arg(metavar="TABLE ...")]
+    """table1 to table9."""
+    scale: Literal["full", "small"] = "full"
+    """full: as in the paper. small: data that need no files, small nets, a size for two CPU cores."""
+    data: tuple[str, ...] = ()
+    """Data sets of the table; none: all whose files are there. E.g. multimnist."""
+    methods: tuple[str, ...] = ()
+    """Methods of the table; none: all. E.g. stl mgda."""
+    seeds: int | None = None
+    """Seeds of the runs whose results count; None: three, or five for table1 on multimnist at the small scale."""
+    radii: tuple[float, ...] = ()
+    """Radii of which validation chooses; none: those of the scale. With a single one nothing is to be chosen."""
+    protocol: Protocol = "honest"
+    """Which test result counts; radii are always chosen by the protocol honest."""
+    jobs: int | None = None
+    """Runs at a time; None: as `flatmtl sweep` has it."""
+    threads: int | None = None
+    """Threads of each run; None: as `flatmtl sweep` has it."""
+    dry_run: bool = False
+    """Say what it needs, runs, data and hours, and train nothing."""
+    format: Literal["terminal", "markdown", "latex"] = "terminal"
+    """How the tables are printed."""
+    json: bool = False
+    """Print the numbers as JSON, unrounded."""
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise ValueError(f"name a table first: flatmtl reproduce TABLE, one of {', '.join(TABLES)}.")
+        for name in self.tables:
+            one_of("table", name, TABLES)
+        if self.json and self.format != "terminal":
+            raise ValueError(f"--json and --format {self.format} are two formats; use one of them.")
+        for name in ("seeds", "jobs", "threads"):
+            if (value := getattr(self, name)) is not None:
+                whole_number(f"--{name}", value, 1)
+        known = {data for table in self._tables for data in table.data}
+        for name in self.data:
+            one_of("--data", name, sorted(known))
+        methods = {row.method for table in self._tables for row in table.rows}
+        for name in self.methods:
+            one_of("--methods", name, sorted(methods))
+
+    @property
+    def _tables(self) -> list[PaperTable]:
+        return [TABLES[name] for name in self.tables]
+
+    @property
+    def where(self) -> Sweep:
+        """On what the runs are trained."""
+        return Sweep((), jobs=self.jobs, threads=self.threads)
+
+    @property
+    def at_a_time(self) -> int:
+        """How many runs are trained at a time, unless there is an accelerator."""
+        return self.jobs or max(1, cpu_count() // (self.threads or 1))
+
+    def parts(self, flags: Sequence[str]) -> list[Part]:
+        """Return the tables on their data sets.
+
+        Raises:
+            ValueError: the protocol has no recipes for a table.
+        """
+        return [
+            self._part(table, data, flags)
+            for table in self._tables
+            for data in table.data
+            if not self.data or data in self.data
+        ]
+
+    def _part(self, table: PaperTable, data: str, flags: Sequence[str]) -> Part:
+        size = SCALES[self.scale][data]
+        size = replace(size, seeds=self.seeds or size.seeds, radii=tuple(map(str, self.radii)) or size.radii)
+        suffix = "" if self.protocol == "honest" else f"_{self.protocol}"
+        rows = [row for row in table.rows if not self.methods or row.method in self.methods]
+        if self.scale == "small":
+            rows = [row for row in rows if not row.quoted or row.method == "stl"]
+        known = [row for row in rows if row.recipe(size.data, suffix) in RECIPES]
+        if not known:
+            raise ValueError(
+                f"there are no recipes of {table.name} on {size.data} for the protocol {self.protocol}. "
+                "Use --protocol honest."
+            )
+        return Part(table, table.data[data], size, known, suffix, flags)
+
+
+def reproduce(command: Reproduce, flags: Sequence[str]) -> int:
+    """Train what is lacking, and show each table; return the exit code, 1 if some runs are not finished.
+
+    Raises:
+        Stop: nothing can be trained, or a signal came.
+    """
+    with users_mistakes():
+        parts = _with_data(command, command.parts(flags))
+        tuning = _merged(part.tuning() for part in parts)
+    if command.dry_run:
+        _say_needs(command, parts, tuning)
+        return 0
+    chosen_from, _ = train_runs(command.where, tuning) if tuning else ([], 0)
+    tunings = [_choice(part, chosen_from) for part in parts]
+    final = _merged(part.final(found.radii) for part, found in zip(parts, tunings, strict=True))
+    finished, code = train_runs(command.where, final)
+    _show(command, [_outcome(part, found, finished) for part, found in zip(parts, tunings, strict=True)])
+    return code
+
+
+def _merged(many: Iterable[Runs]) -> Runs:
+    return dict(chain.from_iterable(runs.items() for runs in many))
+
+
+def _with_data(command: Reproduce, parts: Sequence[Part]) -> list[Part]:
+    """Return the parts whose data are there; the others are said to be left out, unless they were asked for by name."""
+    found: list[Part] = []
+    for part in parts:
+        reason = needs.missing(part)
+        if reason is None:
+            found.append(part)
+        elif command.data:
+            raise ValueError(reason)
+        else:
+            say(f"left out: {reason}")
+    if not found:
+        raise ValueError(
+            "the data of no table are there; `flatmtl data where` says how to obtain them. "
+            "--scale small has tables that need no files."
+        )
+    return found
+
+
+def _choice(part: Part, runs: Sequence[FinishedRun]) -> Tuning:
+    try:
+        return tuned(part, runs)
+    except NoChoice as error:
+        raise Stop(error) from error
+
+
+def _say_needs(command: Reproduce, parts: Sequence[Part], tuning: Runs) -> None:
+    """Print what would be trained, and how long it would take here."""
+    final = _merged(part.final(_radii(part, tuning)) for part in parts)
+    for part in parts:
+        answer(f"{part.table.name} on {part.printed}: {part.data}, {part.size.seeds} seeds, {len(part.rows)} rows")
+    answer(needs.counted({"to choose radii": tuning, "that count": final}))
+    left = needs.unfinished({**tuning, **final})
+    say(f"timing some steps of each of {len({run.config.recipe for run in left.values()})} recipes")
+    hours = needs.hours(left.values(), command.at_a_time)
+    answer(f"about {hours:.1f} hours on this machine, {command.at_a_time} runs at a time")
+
+
+def _radii(part: Part, tuning: Runs) -> Radii:
+    """Return the radii that were chosen, or the first of each where that is not known yet: as many runs in any case."""
+    finished = [read(Path(run.out) / name) for name, run in tuning.items() if name not in needs.unfinished(tuning)]
+    first = {name: part.size.radii[0] for row in part.rows if (name := part.tuned(row)) is not None}
+    return {**first, **(_choice(part, finished).radii if len(finished) == len(tuning) else {})}
+
+
+def _outcome(part: Part, tuning: Tuning, finished: Sequence[FinishedRun]) -> Outcome:
+    names = part.final(tuning.radii)
+    runs = [run for run in finished if run.name in names]
+    calls = {}
+    if part.table.calls:
+        from flatmtl_bench.analysis.aggregations import aggregator_calls  # noqa: PLC0415  (seconds)
+
+        methods = {run.config.recipe: run.config.method for run in runs if run.config.task is None}
+        calls = {recipe: aggregator_calls(method, len(part.tasks)) for recipe, method in methods.items()}
+    return outcome(part, runs, tuning, calls, _calibration if part.table.measured else None)
+
+
+@cache
+def _measured(path: Path) -> Mapping[str, float]:
+    from flatmtl_bench.analysis.calibration import calibration  # noqa: PLC0415  (seconds)
+    from flatmtl_bench.analysis.trained import trained  # noqa: PLC0415
+
+    say(f"measuring {path}")
+    model = trained(path)
+    found = calibration(model.model, model.batches(), model.tasks)
+    brier = {f"brier/{task}": each.brier for task, each in found.items()}
+    return {**brier, **{f"ece/{task}": each.ece for task, each in found.items()}}
+
+
+def _calibration(run: FinishedRun) -> Mapping[str, float]:
+    return _measured(run.path)
+
+
+def _show(command: Reproduce, outcomes: Sequence[Outcome]) -> None:
+    chapters = [found.chapter() for found in outcomes]
+    if command.json:
+        answer(json.dumps([found.to_dict() for found in outcomes], indent=1))
+    elif command.format == "terminal":
+        terminal.print_chapters(chapters)
+    else:
+        answer({"markdown": markdown, "latex": latex}[command.format].render(chapters).rstrip())
