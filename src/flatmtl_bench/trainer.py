@@ -423,10 +423,16 @@ class Trainer:
             "step_bytes": self._step_bytes(),
         }
 
-    def _step_bytes(self) -> int:
-        """Return the memory of a step on a full batch, what model and optimizer hold included."""
+    def _step_bytes(self) -> int | None:
+        """Return the memory of a step on a full batch, what model and optimizer hold included.
+
+        None if a loss is not finite, which shall not cost a run its result when all else is done.
+        """
         self.model.train()
         self.optimizer.zero_grad()
         (closure, *_) = self._sample(self.config.batch_size)
         step = partial(self.mtl.backward, closure, self.parameters, scaler=self.scaler)
-        return held(self.model, self.optimizer) + rise(step, self.fabric.device)
+        try:
+            return held(self.model, self.optimizer) + rise(step, self.fabric.device)
+        except FloatingPointError:
+            return None

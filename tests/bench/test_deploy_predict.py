@@ -327,3 +327,10 @@ class TestFiles:
         (tmp_path / "file").touch()
         predict(digits.run.path, pictures(digits), "--out", tmp_path / "file", code=2)
         assert "file is no folder that can be written to" in predict.err
+
+
+def test_no_picture_at_all_is_a_mistake_in_what_was_typed(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["predict", "runs/any"])
+    assert end.value.code == 2
+    assert "name pictures" in capsys.readouterr().err

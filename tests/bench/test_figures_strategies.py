@@ -106,7 +106,7 @@ def test_what_is_not_finite_is_left_out_of_the_mean(out):
 def test_a_loss_weighting_has_a_loss_and_a_word_about_its_norms(tmp_path, capsys):
     fit(tmp_path, small_config("multimnist_f_ls", **TINY))
     assert {axis.get_title() for axis in drawn(tmp_path).axes} == {LOSS, ""}
-    assert capsys.readouterr().err.count("has no gradient norms. A loss weighting does not look at") == 1
+    assert capsys.readouterr().err.count("has no gradient norms: F-LS does not look at") == 1
 
 
 def test_each_data_set_has_rows_of_its_own_and_an_empty_panel_says_so(out, drawing):

@@ -189,7 +189,7 @@ class TestFormats:
     def test_latex_has_as_many_cells_in_each_row_as_columns(self, written, report):
         text = report("--format", "latex")
         assert text.splitlines()[0].startswith("%")
-        assert r"\usepackage{booktabs}" in text.splitlines()[0]
+        assert r"\usepackage{booktabs,graphicx}" in text.splitlines()[0]
         tables = re.findall(r"\\begin{tabular}{([lr]+)}(.*?)\\end{tabular}", text, re.DOTALL)
         assert len(tables) == 3
         for columns, body in tables:
@@ -211,7 +211,7 @@ class TestFormats:
     @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not here to set the tables with")
     def test_latex_can_be_set(self, written, report, tmp_path):
         report("--out", "tables.tex")
-        head = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{tables}\end{document}"
+        head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\input{tables}\end{document}"
         (tmp_path / "paper.tex").write_text(head)
         subprocess.run(["pdflatex", "-halt-on-error", "paper.tex"], cwd=tmp_path, check=True, capture_output=True)
         assert (tmp_path / "paper.pdf").exists()

@@ -7,7 +7,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 from scipy import stats
-from tests.bench.small import drawn_run, made_result
+from tests.bench.small import SMALL, drawn_run, made_result, small_config
 
 from flatmtl_bench import cli, recipes
 from flatmtl_bench.recipes.config import Method, Optimizer
@@ -289,3 +289,22 @@ class TestEpochs:
         assert run.rows == written
         assert run.epochs == list(range(1, 16))
         assert run.series("test/accuracy/left") == run.series("nothing") == [None] * 15
+
+
+def test_a_row_trained_on_other_data_than_single_tasks_has_no_delta_m(tmp_path, capsys):
+    for task in ("left", "right"):
+        config = small_config("multimnist_stl", task=task)
+        made_result(tmp_path, config, {f"accuracy/{task}": 0.5}, {f"accuracy/{task}": "higher"})
+    more = replace(SMALL, train_samples=9999)
+    for config in (small_config("multimnist_mgda"), small_config("multimnist_mgda", data=more)):
+        made_result(tmp_path, config, dict.fromkeys(PAIRS, 0.75), PAIRS)
+    assert cli.main(["report", str(tmp_path), "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)
+    found = {
+        row["settings"].get("data.train_samples"): row["delta_m"] for row in table["rows"] if row["method"] == "MGDA"
+    }
+    assert found[9999] is None
+    assert found[96]["mean"] == pytest.approx(-50.0)
+    assert any("MGDA" in note and "data.train_samples" in note for note in table["notes"])
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert "No Delta m of MGDA data.train_samples=9999" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from flatmtl_bench.reports.columns import DELTA_M
 from flatmtl_bench.reports.reading import find
 from flatmtl_bench.reproduce import claims, contradictions
 from flatmtl_bench.reproduce.beside import LOSES, QUOTED
+from flatmtl_bench.reproduce.command import Reproduce, _with_data
 from flatmtl_bench.reproduce.outcome import Tuning, outcome, tuned
 from flatmtl_bench.reproduce.plan import TASKS, Part
 from flatmtl_bench.reproduce.scales import FULL, SCALES, SMALL, Size
@@ -92,7 +93,7 @@ class TestTables:
         assert [entry[:2] for entry in lost] == [
             *[(3, "F-MGDA")] * 3,
             *[(3, "F-PCGrad")] * 4,
-            (5, "Ours (direct)"),
+            (5, '"Ours (direct)" (F-MGDA)'),
             (7, "F-STL"),
             (7, "F-LS"),
         ]
@@ -206,7 +207,7 @@ class TestBeside:
 
     def test_ours_are_the_means_of_the_runs_and_the_paper_is_what_is_printed(self, found):
         cells = {(c["method"], c["metric"]): c for c in found.to_dict()["cells"]}
-        cell = cells["F-MGDA", "accuracy average"]
+        cell = cells["F-MGDA", "accuracy average, %"]
         each = [100 * fmean(pair) for pair in VALUES["multimnist_f_mgda"]]
         assert cell["ours"]["values"] == pytest.approx(each)
         assert cell["ours"]["mean"] == pytest.approx(fmean(each))
@@ -216,7 +217,7 @@ class TestBeside:
 
     def test_gains_are_paired_by_seed(self, found):
         gains = {(g["flat"], g["metric"]): g for g in found.to_dict()["gains"]}
-        gain = gains["F-MGDA", "accuracy left"]
+        gain = gains["F-MGDA", "accuracy left, %"]
         pair = [[100 * left for left, _ in VALUES[f"multimnist_{f}mgda"]] for f in ("f_", "")]
         low, high = ttest_rel(*pair).confidence_interval(0.95)
         assert gain["paper"] == pytest.approx(96.37 - 95.62)
@@ -230,18 +231,18 @@ class TestBeside:
         assert "CAGrad has the results of 0 of 5 seeds." in whole.lines()
         line = next(row for row in whole.beside.side_by_side().rows if row[0].text == "CAGrad")
         printed = paper.printed(1, "MultiMNIST", "CAGrad", flat=False)["accuracy task 1"]
-        assert [cell.text for cell in line[1:5]] == ["-", f"{printed.mean:.2f} ± {printed.sd:.2f}", "-", "-"]
+        assert [cell.text for cell in line[1:6]] == ["-", "-", f"{printed.mean:.2f} ± {printed.sd:.2f}", "-", "-"]
 
     def test_a_run_that_failed_has_no_mean_no_difference_and_no_gain(self, tmp_path):
         values = {**VALUES, "multimnist_f_mgda": [(0.93, 0.85), (float("nan"), 0.85), (0.92, 0.84)]}
         here = replace(part(), rows=[row for row in TABLES["table1"].rows if row.recipe("multimnist") in VALUES])
         found = outcome(here, made_runs(tmp_path, values), Tuning(here, {}), {}).to_dict()
         cells = {(c["method"], c["metric"]): c for c in found["cells"]}
-        assert cells["F-MGDA", "accuracy left"]["ours"]["mean"] is None
-        assert cells["F-MGDA", "accuracy left"]["difference"] is None
-        assert cells["F-MGDA", "accuracy right"]["ours"]["mean"] == pytest.approx(100 * fmean([0.85, 0.85, 0.84]))
+        assert cells["F-MGDA", "accuracy left, %"]["ours"]["mean"] is None
+        assert cells["F-MGDA", "accuracy left, %"]["difference"] is None
+        assert cells["F-MGDA", "accuracy right, %"]["ours"]["mean"] == pytest.approx(100 * fmean([0.85, 0.85, 0.84]))
         gains = {(g["flat"], g["metric"]): g["ours"] for g in found["gains"]}
-        assert gains["F-MGDA", "accuracy left"] is None
+        assert gains["F-MGDA", "accuracy left, %"] is None
         (claim,) = [c for c in found["claims"] if c["claim"] == "F-MGDA is better than MGDA"]
         assert claim["verdict"] == "not measured"
 
@@ -315,24 +316,19 @@ class TestCommand:
         assert done.returncode == 0, done.stderr
         (found,) = json.loads(done.stdout)
         cells = {(c["method"], c["metric"]): c for c in found["cells"]}
-        assert {method for method, _ in cells} == {"ERM", "Ours"}
-        each = {c["metric"]: c["ours"]["values"] for c in found["cells"] if c["method"] == "Ours"}
+        assert {method for method, _ in cells} == {"ERM", '"Ours" (F-CAGrad)'}
+        each = {c["metric"]: c["ours"]["values"] for c in found["cells"] if c["method"] == '"Ours" (F-CAGrad)'}
         averages = [fmean(pair) for pair in zip(each["Brier score left"], each["Brier score right"], strict=True)]
         assert each["Brier score average"] == pytest.approx(averages)
         assert all(0 < value < 2 for value in averages)
-        names = sorted(path.name for path in (tmp_path / "runs").iterdir())
-        again = flatmtl(*words, cwd=tmp_path)
-        assert again.returncode == 0
-        assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
-        assert "Table 8 on MultiMNIST" in again.stdout
-        assert "epoch" not in again.stderr  # nothing is trained again
 
     def test_a_dry_run_trains_nothing_and_says_what_is_needed(self, tmp_path):
         done = flatmtl("reproduce", "table6", *TINY, "--out", "runs", "--dry-run", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert "table6 on MultiMNIST: multimnist, 1 seeds, 4 rows" in done.stdout
-        assert "to choose radii 12 (0 finished), that count 4 (0 finished)" in done.stdout
-        assert re.search(r"about \d+\.\d hours on this machine, 1 runs? at a time", done.stdout)
+        plan = "table6 on MultiMNIST: multimnist, 4 rows, 1 seed, 12 runs to choose radii, 4 that count"
+        assert plan in done.stdout
+        assert "of 13 different runs whose data are there, 13 are not finished" in done.stdout
+        assert re.search(r"about \d+ minutes on this machine, 1 at a time", done.stdout)
         assert not list((tmp_path / "runs").glob("*/metrics.jsonl"))
 
     @pytest.mark.parametrize(
@@ -360,11 +356,18 @@ class TestCommand:
 
     def test_data_that_are_not_there_are_left_out_and_said(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
+        command = Reproduce(("table8",), scale="small", seeds=1)
+        (left,) = _with_data(command, command.parts([]))
+        assert left.data == "multimnist"
+        assert "left out: MultiFashion (here multifashion)" in capsys.readouterr().err
+
+    def test_a_dry_run_says_what_is_needed_without_the_data(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
         assert cli.main(["reproduce", "table8", "--scale", "small", "--seeds", "1", "--epochs", "1", "--dry-run"]) == 0
         told = capsys.readouterr()
-        assert "left out: MultiFashion (here multifashion)" in told.err
-        assert "table8 on MultiMNIST" in told.out
-        assert "MultiFashion" not in told.out
+        assert "table8 on MultiFashion: multifashion, 2 rows, 1 seed, 4 runs to choose radii, 2 that count" in told.out
+        assert told.out.count("its data are not there: Multi") == 2
+        assert "of 5 different runs whose data are there, 5 are not finished" in told.out
 
 
 def test_delta_m_is_that_of_the_report():

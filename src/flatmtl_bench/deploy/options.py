@@ -47,6 +47,10 @@ class Predict:
     overwrite: bool = False
     """Replace files that are there."""
 
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise ValueError("name pictures or folders of pictures after the run: flatmtl predict RUN INPUT...")
+
 
 @dataclass(frozen=True)
 class Export:

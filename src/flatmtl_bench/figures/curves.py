@@ -81,7 +81,7 @@ class CurvesFigure(Figure):
                     axis.sharey(panels[0])
                     _draw(axis, some, split, looks)
         for axis in axes.flat:
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         for axis in axes[-1]:
             axis.set_xlabel("epoch")
         legend(drawing, axes)

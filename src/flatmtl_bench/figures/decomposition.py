@@ -57,7 +57,7 @@ class DecompositionFigure(Figure):
         def prepare(axis: Axes) -> None:
             axis.set_ylim(-0.05, 1.05)
             axis.set_xlim(min(epochs) - 0.5, max(epochs) + 0.5)
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             if not any(np.size(line.get_xdata()) for line in axis.lines):
                 axis.text(0.5, 0.5, "no batch with the premise", transform=axis.transAxes, ha="center", va="center")
 

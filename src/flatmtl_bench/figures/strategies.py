@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
@@ -19,6 +20,8 @@ QUANTITIES = {
     "loss": "training loss",
 }
 """What training records of each task, and the titles of the columns."""
+LETTERS = 30
+"""Of the name of the data in a line beside a panel."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class StrategiesFigure(Figure):
         series = {(task, name): run.series(f"train/{name}/{task}") for task in run.tasks for name in QUANTITIES}
         recorded = {what: found for what, found in series.items() if any(value is not None for value in found)}
         if not any(name == "norm" for _, name in recorded):
-            say(f"{run.path} has no gradient norms. A loss weighting does not look at task gradients.")
+            say(f"{run.path} has no gradient norms: {run.config.label} does not look at the gradients of tasks.")
         for (task, name), found in recorded.items():
             unit = LOSS_UNITS.get(run.main.get(task, ""), "nats")
             for epoch, value in zip(run.epochs, found, strict=True):
@@ -55,7 +58,7 @@ class StrategiesFigure(Figure):
 
 
 def _row(record: Record, *, several: bool) -> str:
-    whose = f"{record['data']}\n" * several
+    whose = f"{fill(str(record['data']), LETTERS)}\n" * several
     return f"{whose}{record['task']}\n(loss: {record['unit']})"
 
 

@@ -116,7 +116,7 @@ def curve(axis: Axes, records: Sequence[Record], x: str, y: str, *, label: str, 
     low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
     axis.fill_between(points, low, high, color=looks.get("color"), alpha=0.2, linewidth=0.0)
     if all(isinstance(point, int) for point in points):
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def curves(

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from flatmtl_bench.recipes import RECIPES, Config
 from flatmtl_bench.reports import paper
 from flatmtl_bench.reports.columns import Values
 from flatmtl_bench.reports.delta import delta_m
 from flatmtl_bench.reports.results import Row, Table, seeds_text
-from flatmtl_bench.reports.settings import flags
+from flatmtl_bench.reports.settings import Settings, differing, flags
 from flatmtl_bench.runs import settings
 
 BaselineName = Literal["stl", "paper"]
@@ -28,11 +28,13 @@ class Baseline:
         text: whose numbers these are, in words.
         metrics: the number of each metric, in the units of runs.
         better: the metrics that count, and which direction is good.
+        data: settings of the data that it was trained on, by dotted names; None if they do not matter.
     """
 
     text: str
     metrics: Mapping[str, float]
     better: Mapping[str, str]
+    data: Settings | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -41,8 +43,17 @@ class Baseline:
             raise NoBaseline(f"{error} The baseline is {self.text}.") from error
 
     def delta_m(self, row: Row) -> Values:
-        """Return Delta m of each seed in per cent; None where a metric was not finite."""
+        """Return Delta m of each seed in per cent; None where a metric was not finite.
+
+        Nothing of a row that was trained on other data: it would tell of the data, not of the method.
+        """
+        if self.differing(row):
+            return []
         return [self._delta_m(result.metrics) for result in row.results]
+
+    def differing(self, row: Row) -> list[str]:
+        """Return the settings of the data in which a row differs."""
+        return [] if self.data is None else differing([self.data, data_settings(row)])
 
     def _delta_m(self, metrics: Mapping[str, float | None]) -> float | None:
         known = {name: value for name in self.better if (value := metrics.get(name)) is not None}
@@ -69,7 +80,13 @@ def single_task(table: Table) -> Baseline:
             f"{', '.join(failed)} of an STL run was not finite. Train it again, e.g. with a smaller --optimizer.lr."
         )
     known = {name: mean for name, mean in means.items() if mean is not None}
-    return Baseline(f"the STL row of these runs, mean over {seeds_text(row.seeds)}", known, table.better)
+    text = f"the STL row of these runs, mean over {seeds_text(row.seeds)}"
+    return Baseline(text, known, table.better, data_settings(row))
+
+
+def data_settings(row: Row) -> dict[str, Any]:
+    """Return the settings of the data that a row was trained on."""
+    return {name: value for name, value in row.settings.items() if name.startswith("data.")}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from flatmtl_bench.reports.grid import Cell, Chapter, Grid
 
-FIRST_LINE = r"% A fragment: \input it into a document with \usepackage{booktabs}."
+FIRST_LINE = r"% A fragment: \input it into a document with \usepackage{booktabs,graphicx}."
+FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+"""What is too wide for the page is made smaller."""
 ESCAPES = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -39,7 +41,8 @@ def table(grid: Grid, title: str) -> str:
     lines = [
         r"\begin{table}",
         r"\centering\small",
-        rf"\caption{{{escaped('. '.join([title, *grid.caption]))}}}",
+        rf"\caption{{{escaped(' '.join([title.rstrip('.') + '.', *grid.caption]))}}}",
+        FITTED,
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         _line([escaped(heading) for heading in grid.headings]),
@@ -48,7 +51,7 @@ def table(grid: Grid, title: str) -> str:
     for k, row in enumerate(grid.rows):
         lines += [r"\addlinespace"] if k in grid.gaps else []
         lines.append(_line([_cell(cell) for cell in row]))
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}"])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -68,4 +71,5 @@ def escaped(text: str) -> str:
         F-LS c\_1=5\%: $-$0.5 $\pm$ 0.1
     """
     signs = SIGNED.sub(lambda sign: f"\0{sign[0]}\0", text)  # not yet in dollars, which are escaped
-    return re.sub("\0(.)\0", r"$\1$", "".join(ESCAPES.get(letter, letter) for letter in signs))
+    set_ = re.sub("\0(.)\0", r"$\1$", "".join(ESCAPES.get(letter, letter) for letter in signs))
+    return set_.replace("Delta m", r"$\Delta m$")

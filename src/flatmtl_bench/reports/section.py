@@ -54,8 +54,18 @@ class Section:
         return [line for line in lines if line]
 
     def _notes(self) -> list[str]:
-        """Return what runs are lacking, and which seeds are not compared."""
-        return [*self.table.lacking, *self._paired[1]]
+        """Return what runs are lacking, which rows have no Delta m, and which seeds are not compared."""
+        return [*self.table.lacking, *self._without_delta_m(), *self._paired[1]]
+
+    def _without_delta_m(self) -> list[str]:
+        if self.baseline is None:
+            return []
+        other = {name: self.baseline.differing(row) for row, name in zip(self.table.rows, self.names(), strict=True)}
+        return [
+            f"No Delta m of {name}: it was trained on other data than STL ({', '.join(differ)})."
+            for name, differ in other.items()
+            if differ
+        ]
 
     @property
     def pairs(self) -> Sequence[Pair]:
@@ -158,7 +168,9 @@ class Section:
             "settings": dict(settings),
             "seeds": row.seeds,
             "metrics": {name: _over_seeds([r.metrics.get(name) for r in row.results]) for name in self.table.better},
-            "delta_m": None if self.baseline is None else _over_seeds(self.baseline.delta_m(row)),
+            "delta_m": _over_seeds(self.baseline.delta_m(row))
+            if self.baseline and not self.baseline.differing(row)
+            else None,
             "runs": [run.name for run in row.runs],
         }
 

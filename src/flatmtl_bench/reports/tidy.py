@@ -12,7 +12,7 @@ from flatmtl_bench.reports.settings import Settings, text
 
 FIELDS = (
     *("data", "source", "test_data", "model", "width", "epochs", "protocol", "averaging"),
-    *("recipe", "method", "flat", "settings", "seed", "metric", "value"),
+    *("recipe", "method", "flat", "rho", "settings", "seed", "metric", "value"),
 )
 """Of the table, of the method, and of the number."""
 
@@ -45,14 +45,15 @@ def _rows(section: Section) -> Iterator[dict[str, Any]]:
 
 def _method(row: Row, settings: Settings) -> dict[str, Any]:
     config = row.config
-    return {"recipe": config.recipe, "method": config.label, "flat": row.flat, "settings": text(settings)}
+    own = {"recipe": config.recipe, "method": config.label, "flat": row.flat, "rho": config.rho}
+    return {**own, "settings": text(settings)}
 
 
 def _values(section: Section, row: Row) -> Mapping[str, Sequence[float | None]]:
     """Return each quantity of the row with its value of each seed."""
     names = [name for name in section.table.better if name in row.results[0].metrics]
     found = {name: [result.metrics[name] for result in row.results] for name in names}
-    if section.baseline is not None:
+    if section.baseline is not None and not section.baseline.differing(row):
         found["delta_m"] = list(section.baseline.delta_m(row))
     costs = {quantity.name: list(quantity.values(row.results)) for quantity in QUANTITIES}
     return {**found, **{name: values for name, values in costs.items() if any(v is not None for v in values)}}

@@ -16,9 +16,11 @@ from flatmtl_bench.reproduce.tables import Row
 
 QUOTED, LOSES = "†", "‡"
 """Marks of rows whose numbers the paper quotes, and of its cells in which the flat form is worse than the plain."""
-LEGEND = (
-    f"{QUOTED} the paper quotes these numbers from elsewhere: they may come from other code. {LOSES} in the paper the "
-    "flat form is worse than the plain one here."
+QUOTES = f"{QUOTED} the paper quotes these numbers from elsewhere: they may come from other code."
+LOST = f"{LOSES} in the paper the flat form is worse than the plain one here."
+SPREADS = (
+    "paper: what is printed, ± its standard deviation where there is one. here: mean ± standard deviation over the "
+    "seeds. rho: the radius that validation chose."
 )
 
 
@@ -203,22 +205,26 @@ class Beside:
 
     def side_by_side(self) -> Grid:
         """Return the paper's numbers, ours and the difference."""
-        headings = [f"{c.heading}: {which}" for c in self.columns.values() for which in ("paper", "ours", "difference")]
-        rows = [self._line(cells) for cells in self.compared()]
-        return Grid("side by side", [LEGEND], ["method", "seeds", *headings], rows, names=2)
+        headings = [f"{c.heading}: {which}" for c in self.columns.values() for which in ("paper", "here", "difference")]
+        compared = self.compared()
+        rows = [self._line(cells) for cells in compared]
+        quoted = [QUOTES] * any(row.quoted for row in self.part.rows)
+        lost = [LOST] * any(cell.loses for cells in compared for cell in cells)
+        return Grid("side by side", [SPREADS, *quoted, *lost], ["method", "rho", "seeds", *headings], rows, names=3)
 
     def _line(self, cells: Sequence[Compared]) -> list[Cell]:
-        row, seeds = cells[0].row, cells[0].seeds
-        number = Cell(str(len(seeds)) if seeds else "-", len(seeds))
-        return [Cell(row.label + QUOTED * row.quoted), number, *(cell for each in cells for cell in each.cells())]
+        row, seeds, ours = cells[0].row, cells[0].seeds, self.ours(cells[0].row)
+        name, number = Cell(row.label + QUOTED * row.quoted), Cell(str(len(seeds)) if seeds else "-", len(seeds))
+        rho = Cell("-") if ours is None or not row.flat else Cell(f"{ours.config.rho:g}", ours.config.rho)
+        return [name, rho, number, *(cell for each in cells for cell in each.cells())]
 
     def gained(self) -> Grid:
         """Return what flat forms gain over plain ones, in the paper and in ours."""
-        headings = [f"{c.heading}: {which}" for c in self.columns.values() for which in ("paper", "ours")]
+        headings = [f"{c.heading}: {which}" for c in self.columns.values() for which in ("paper", "here")]
         rows = [[Cell(gains[0].label), *(cell for gain in gains for cell in gain.cells())] for gains in self.gains()]
         caption = (
-            "What the flat form gains. Ours is paired by seed: mean [95 % interval, Student's t] and with how many of "
-            "the seeds it is better; it stands out where the interval lies on the good side of 0."
+            "What the flat form gains. Here it is paired by seed: mean [95 % interval, Student's t] and with how many "
+            "of the seeds it is better; it stands out where the interval lies on the good side of 0."
         )
         return Grid("gains", [caption], ["difference", *headings], rows)
 

@@ -65,7 +65,7 @@ def grid(answers: Sequence[Answer]) -> Grid:
         "Each claim is that a number lies on its good side of 0: mean [95 % interval over the seeds, Student's t] and "
         "with how many seeds it does. yes, no: the interval lies on one side; open: it holds 0."
     )
-    headings = ["the paper claims", "data", "number", "ours", "seen"]
+    headings = ["the paper claims", "data", "number", "here", "seen"]
     return Grid("claims", [caption], headings, [answer.cells() for answer in answers], names=3)
 
 

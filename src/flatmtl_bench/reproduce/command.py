@@ -130,11 +130,12 @@ def reproduce(command: Reproduce, flags: Sequence[str]) -> int:
         Stop: nothing can be trained, or a signal came.
     """
     with users_mistakes():
-        parts = _with_data(command, command.parts(flags))
+        parts = command.parts(flags)
+        if command.dry_run:
+            _say_needs(command, parts)
+            return 0
+        parts = _with_data(command, parts)
         tuning = _merged(part.tuning() for part in parts)
-    if command.dry_run:
-        _say_needs(command, parts, tuning)
-        return 0
     chosen_from, _ = train_runs(command.where, tuning) if tuning else ([], 0)
     tunings = [_choice(part, chosen_from) for part in parts]
     final = _merged(part.final(found.radii) for part, found in zip(parts, tunings, strict=True))
@@ -160,8 +161,8 @@ def _with_data(command: Reproduce, parts: Sequence[Part]) -> list[Part]:
             say(f"left out: {reason}")
     if not found:
         raise ValueError(
-            "the data of no table are there; `flatmtl data where` says how to obtain them. "
-            "--scale small has tables that need no files."
+            "there is nothing to train without data; `flatmtl data where` says how to obtain them. --scale small needs "
+            "no files but for MultiFashion and MultiFashion+MNIST."
         )
     return found
 
@@ -173,23 +174,35 @@ def _choice(part: Part, runs: Sequence[FinishedRun]) -> Tuning:
         raise Stop(error) from error
 
 
-def _say_needs(command: Reproduce, parts: Sequence[Part], tuning: Runs) -> None:
-    """Print what would be trained, and how long it would take here."""
-    final = _merged(part.final(_radii(part, tuning)) for part in parts)
+def _say_needs(command: Reproduce, parts: Sequence[Part]) -> None:
+    """Print what would be trained, which data are not there, and how long the rest would take here."""
+    there: list[Part] = []
     for part in parts:
-        answer(f"{part.table.name} on {part.printed}: {part.data}, {part.size.seeds} seeds, {len(part.rows)} rows")
-    answer(needs.counted({"to choose radii": tuning, "that count": final}))
+        runs = f"{len(part.tuning())} runs to choose radii, {len(part.final(_first_radii(part)))} that count"
+        answer(f"{part.table.name} on {part.printed}: {part.data}, {len(part.rows)} rows, {part.seeds}, {runs}")
+        reason = needs.missing(part)
+        there += [part] if reason is None else []
+        if reason is not None:
+            answer(f"  its data are not there: {reason}")
+    tuning = _merged(part.tuning() for part in there)
+    final = _merged(part.final(_radii(part, tuning)) for part in there)
     left = needs.unfinished({**tuning, **final})
-    say(f"timing some steps of each of {len({run.config.recipe for run in left.values()})} recipes")
-    hours = needs.hours(left.values(), command.at_a_time)
-    answer(f"about {hours:.1f} hours on this machine, {command.at_a_time} runs at a time")
+    answer(f"of {len({**tuning, **final})} different runs whose data are there, {len(left)} are not finished")
+    if left:
+        say(f"timing some steps of each of {len({run.config.recipe for run in left.values()})} recipes")
+        hours = needs.hours(left.values(), command.at_a_time)
+        time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+        answer(f"about {time} on this machine, {command.at_a_time} at a time")
+
+
+def _first_radii(part: Part) -> Radii:
+    return {name: part.size.radii[0] for row in part.rows if (name := part.tuned(row)) is not None}
 
 
 def _radii(part: Part, tuning: Runs) -> Radii:
     """Return the radii that were chosen, or the first of each where that is not known yet: as many runs in any case."""
     finished = [read(Path(run.out) / name) for name, run in tuning.items() if name not in needs.unfinished(tuning)]
-    first = {name: part.size.radii[0] for row in part.rows if (name := part.tuned(row)) is not None}
-    return {**first, **(_choice(part, finished).radii if len(finished) == len(tuning) else {})}
+    return {**_first_radii(part), **(_choice(part, finished).radii if len(finished) == len(tuning) else {})}
 
 
 def _outcome(part: Part, tuning: Tuning, finished: Sequence[FinishedRun]) -> Outcome:

@@ -1,7 +1,7 @@
 """What a reproduction needs before it is begun: data that are there, and hours."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from flatmtl_bench.commands import Run
@@ -40,9 +40,3 @@ def _seconds(config: Config) -> float:
     from flatmtl_bench.trainer import Trainer  # noqa: PLC0415  (seconds)
 
     return Trainer(config).seconds()
-
-
-def counted(parts: Mapping[str, Runs]) -> str:
-    """Return in words how many runs there are of each kind, and how many are finished."""
-    words = [f"{kind} {len(runs)} ({len(runs) - len(unfinished(runs))} finished)" for kind, runs in parts.items()]
-    return "runs: " + ", ".join(words)

@@ -105,8 +105,8 @@ class Outcome:
         """Which table it is, and what of ours stands for its data."""
         part = self.beside.part
         first = next(iter(self.beside.found.values()), None)
-        ours = "nothing is trained" if first is None else _setting(first)
-        return f"Table {part.table.number} on {part.printed}: {part.table.title}. Ours: {ours}"
+        here = "nothing is trained." if first is None else _setting(first)
+        return f"Table {part.table.number} on {part.printed}: {part.table.title}. Here: {here}"
 
     def lines(self) -> list[str]:
         """Return what stands above the tables."""
@@ -158,7 +158,8 @@ SMALLER = (
 
 def _setting(row: Found) -> str:
     config = row.config
-    return f"{config.data.name} ({config.source}), {config.model}, {config.epochs} epochs, protocol {config.protocol}."
+    epochs = f"{config.epochs} epoch{'s' * (config.epochs != 1)}"
+    return f"{config.data.name} ({config.source}), {config.model}, {epochs}, protocol {config.protocol}."
 
 
 def outcome(

@@ -54,6 +54,11 @@ class Part:
         """Names of the tasks."""
         return TASKS[self.data]
 
+    @property
+    def seeds(self) -> str:
+        """The number of seeds, in words."""
+        return f"{self.size.seeds} seed{'s' * (self.size.seeds != 1)}"
+
     def recipe(self, row: Row) -> str:
         """Return the recipe whose results stand in a row."""
         return row.recipe(self.data, self.suffix)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flatmtl_bench.recipes.config import LABELS
 from flatmtl_bench.reports.columns import DELTA_M, Column
 
 ALONE = "stl"
@@ -31,9 +32,13 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The method as it is printed, told from the other form where both have one name."""
-        only_flat = self.printed.startswith("Ours") or self.printed.endswith("-aggre")
-        return f"F-{self.printed}" if self.flat and not only_flat else self.printed
+        """The method as it is printed, told from the other form where both have one name.
+
+        What the authors call "Ours" is named, as ours is something else here.
+        """
+        if self.printed.startswith("Ours"):
+            return f'"{self.printed}" (F-{LABELS[self.method]})'
+        return f"F-{self.printed}" if self.flat and not self.printed.endswith("-aggre") else self.printed
 
     def recipe(self, data: str, suffix: str = "") -> str:
         """Return the name of the recipe for a data set and protocol.
@@ -100,17 +105,19 @@ SCENES = [
 
 
 def _accuracies(tasks: Sequence[str]) -> dict[str, Column]:
-    return _each("accuracy", "accuracy", tasks, "higher", 100.0, ".2f")
+    return _each("accuracy", "accuracy", tasks, "higher", 100.0, ".2f", ", %")
 
 
-def _each(printed: str, metric: str, tasks: Sequence[str], better: str, scale: float, form: str) -> dict[str, Column]:
+def _each(
+    printed: str, metric: str, tasks: Sequence[str], better: str, scale: float, form: str, unit: str = ""
+) -> dict[str, Column]:
     """Return the columns of one metric of each task, and of its average."""
     names = [f"{metric}/{task}" for task in tasks]
     single = {
-        f"{printed} task {k}": Column(f"{printed} {task}", [name], better, scale, form)
+        f"{printed} task {k}": Column(f"{printed} {task}{unit}", [name], better, scale, form)
         for k, (task, name) in enumerate(zip(tasks, names, strict=True), start=1)
     }
-    return {**single, f"{printed} average": Column(f"{printed} average", names, better, scale, form)}
+    return {**single, f"{printed} average": Column(f"{printed} average{unit}", names, better, scale, form)}
 
 
 def _error(tasks: Sequence[str]) -> dict[str, Column]:

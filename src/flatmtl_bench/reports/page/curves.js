@@ -69,7 +69,7 @@ function layout(metric, drawn, late, many) {
     hovermode: many ? "closest" : "x unified",
     hoverlabel: {font, bgcolor: style("--card"), bordercolor: style("--line"), namelength: -1},
     xaxis: {
-      ...grid, title: {text: "epoch"}, tickformat: "d", nticks: Math.min(12, longest + 1), range: [1 - room, longest + room],
+      ...grid, title: {text: "epoch"}, tickformat: "d", ...(longest > 12 ? {nticks: 12} : {tick0: 1, dtick: 1}), range: [1 - room, longest + room],
       unifiedhovertitle: {text: "epoch %{x}"}, spikecolor: style("--soft"), spikethickness: 1, spikedash: "dot",
     },
     yaxis: {
