@@ -103,6 +103,7 @@ def made_run(out, config, accuracies, *, conflict=0.5, sharpness=0.25, step_seco
                 "data": {"train": "digits <train>", "test": "digits <test>"},
                 "seconds": 60.0 * len(rows),
                 "step_seconds": step_seconds,
+                "stopped_early": len(rows) < config.epochs,
             }
         )
     return folder.path
@@ -135,6 +136,7 @@ def made_result(out, config, test, better, *, score=0.5, fingerprint="made"):
                 "data": {"test": "made"},
                 "seconds": 60.0,
                 "step_seconds": 0.1,
+                "stopped_early": config.epochs > 1,
             }
         )
     return folder.path
@@ -162,5 +164,6 @@ def drawn_run(out, config, better, *, epochs=15, failed=None, **summary):
         folder.write_rows(rows)
         times = {"seconds": 60.0, "step_seconds": drawn.uniform(0.1, 0.2), "step_bytes": int(drawn.uniform(1e7, 2e7))}
         about = {"fingerprints": {"test": "made"}, "better": better, "sharpness": None, "data": {"test": "made"}}
+        about["stopped_early"] = epochs < config.epochs
         folder.finish({**about, **outcome(rows, config.protocol), **times, **summary})
     return folder.path

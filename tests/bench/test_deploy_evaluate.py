@@ -181,7 +181,7 @@ REFUSED = {
     failed: "has failed; see its error.txt",
     foreign: "is no run",
     half_written: "summary.json is broken",
-    without_epochs: "does not say which epochs count",
+    without_epochs: "'epochs' is [], not the epochs that count",
     without_checkpoint: "has no checkpoint of epoch",
     damaged: "is damaged: its content is not what its name says",
     of_another_model: "are not those of the model resnet18",

@@ -334,3 +334,17 @@ def test_no_picture_at_all_is_a_mistake_in_what_was_typed(capsys):
         cli.main(["predict", "runs/any"])
     assert end.value.code == 2
     assert "name pictures" in capsys.readouterr().err
+
+
+def test_a_picture_whose_name_is_a_dot_has_no_maps(scenes, tmp_path, capsys):
+    picture = save(scenes.dataset[0][0], tmp_path / "a.png").rename(tmp_path / "..png")
+    out = tmp_path / "out"
+    assert cli.main(["predict", str(scenes.run.path), str(picture), "--out", str(out)]) == 2
+    assert "no name that a map could have" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_colours_that_cannot_be_converted_are_named_with_the_picture(tmp_path):
+    Image.new("LAB", (8, 8)).save(tmp_path / "lab.tif")
+    with pytest.raises(ValueError, match=r"lab\.tif cannot be read"):
+        read_picture(tmp_path / "lab.tif", gray=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.text import Text
-from tests.bench.small import ENVIRONMENT, FLAGS, made_result
+from tests.bench.small import ENVIRONMENT, FLAGS, drawn_run, made_result
 
 from flatmtl_bench import cli, recipes, sweep
 from flatmtl_bench.recipes import RECIPES
@@ -495,7 +495,42 @@ def test_settings_are_what_counts_for_the_name_of_a_run(monkeypatch):
     assert count > 40
 
 
+OLD = '{"test": {"accuracy": 0.5}, "stopped_early": true, "epochs": [1], "seconds": 1.0, "data": {}}'
+ODD = {
+    "epochs": [None, [], {}, 3, [0], [2], ["1"], [1.0]],
+    "seconds": [None, "long", [], 10**400],
+    "data": [None, "digits", [], {"test": None}],
+}
+
+
 class TestFolders:
+    @pytest.mark.parametrize("name", ODD)
+    def test_a_summary_that_is_not_whole_is_named_whatever_the_format(self, out, name, capsys):
+        made_result(out, config("multimnist_ls"), drawn(PAIRS), PAIRS)
+        for seed, value in enumerate(ODD[name], start=1):
+            path = made_result(out, config("multimnist_ls", seed=seed), drawn(PAIRS), PAIRS) / "summary.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+        assert cli.main(["report", str(out), "--out", str(out / "page.html")]) == 0
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == len(ODD[name])
+        assert all("summary.json is broken" in line or "are said to count" in line for line in said)
+
+    def test_metrics_of_fewer_epochs_than_were_trained_are_broken(self, out, capsys):
+        made_result(out, config("multimnist_ls"), drawn(PAIRS), PAIRS)
+        path = drawn_run(out, config("multimnist_ls", seed=1, epochs=12), PAIRS, epochs=12) / "metrics.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+        assert cli.main(["report", str(out)]) == 0
+        assert "has 3 of 12 epochs" in capsys.readouterr().err
+
+    def test_numbers_that_no_metric_has_count_as_not_finite(self, out, capsys):
+        for seed, value in enumerate((0.5, 1.7e308)):
+            path = made_result(out, config("multimnist_ls", seed=seed), dict.fromkeys(PAIRS, value), PAIRS)
+        metrics = path / "metrics.jsonl"
+        metrics.write_text(metrics.read_text().replace("1.7e+308", "1e308"))
+        assert cli.main(["report", str(out)]) == 0
+        assert "failed 1/2" in capsys.readouterr().out
+        assert cli.main(["report", str(out), "--out", str(out / "page.html")]) == 0
+
     def test_what_is_no_finished_run_is_named_and_the_rest_reported(self, out, report):
         made_result(out, config("multimnist_ls"), drawn(PAIRS), PAIRS)
         broken = [
@@ -503,10 +538,11 @@ class TestFolders:
             ("torn", "summary.json", '{"test": ', "summary.json is broken: "),
             ("list", "summary.json", "[]", "expected an object, got []"),
             ("words", "summary.json", '{"test": {"miou": "good"}}', "its metrics are no numbers by name"),
-            ("old", "summary.json", '{"test": {"accuracy": 0.5}}', "does not say which metrics count"),
+            ("old", "summary.json", OLD, "does not say which metrics count"),
             ("up", "summary.json", '{"test": {}, "better": {"accuracy/left": "up"}}', "'better' is no direction"),
             ("older", "config.json", '{"recipe": "old"}', "of this version of flatmtl"),
             ("other", "config.json", '{"model_type": "bert"}', "is no config of a run"),
+            ("gaps", "metrics.jsonl", '{"epoch": 1}\n{"epoch": 3}\n', "expected the epochs from 1 on"),
             ("rows", "metrics.jsonl", "{}\n{", "metrics.jsonl is broken"),
             ("bare", "env.json", None, "env.json"),
         ]

@@ -270,11 +270,11 @@ class TestCompare:
 
 class TestEpochs:
     def test_what_is_not_finite_or_not_there_is_nan(self):
-        rows = [{"epoch": 1, "a": None, "b": 1}, {"epoch": 2, "a": float("inf"), "c": 2.5}, {"epoch": 4, "a": 0.5}]
+        rows = [{"epoch": 1, "a": None, "b": 1}, {"epoch": 2, "a": float("inf"), "c": 2.5}, {"epoch": 3, "a": 0.5}]
         found = columns(rows)
         assert list(found) == ["epoch", "a", "b", "c"]
         expected = {
-            "epoch": [1, 2, 4],
+            "epoch": [1, 2, 3],
             "a": [np.nan, np.nan, 0.5],
             "b": [1, np.nan, np.nan],
             "c": [np.nan, 2.5, np.nan],

@@ -169,6 +169,20 @@ class TestPlan:
         with pytest.raises(ValueError, match="Name the source"):
             here.final({})
 
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            ("--task", "left"),
+            ("--method.combine", "direct"),
+            ("--method.aggregator", "mgda"),
+            ("--data.name", "scenes"),
+        ],
+    )
+    def test_flags_that_would_make_another_row_of_a_row_are_refused(self, flags):
+        here = replace(part(flags=flags), rows=rows("table1", ("cagrad", False)))
+        with pytest.raises(ValueError, match=f"{flags[0]} decides what the rows of a table are"):
+            here.final({})
+
     def test_flags_hold_for_all_runs(self):
         here = replace(part(flags=("--epochs", "3")), rows=rows("table1", ("mgda", False), ("mgda", True)))
         runs = {**here.tuning(), **here.final({"multimnist_f_mgda": "0.5"})}
@@ -284,6 +298,14 @@ class TestClaims:
         here = replace(part(), rows=rows("table1", ("mgda", False), ("mgda", True)))
         found = outcome(here, made_runs(tmp_path, values), Tuning(here, {}), {})
         assert {a.claim: a.verdict for a in claims.answers(found.beside)}["F-MGDA is better than MGDA"] == verdict
+
+    @pytest.mark.parametrize(("table", "method"), [("table1", "cagrad"), ("table5", "stl"), ("table3", "stl")])
+    def test_claims_about_methods_that_are_left_out_are_not_answered(self, table, method):
+        data = next(iter(TABLES[table].data))
+        few = [row for row in TABLES[table].rows if row.method == method]
+        here = replace(part(table, data), rows=few)
+        asked = [answer.claim for answer in claims.answers(outcome(here, [], Tuning(here, {}), {}).beside)]
+        assert not [claim for claim in asked if "closer" in claim or "apart" in claim or "MGDA" in claim]
 
     def test_the_spread_is_the_range_of_three_methods_seed_by_seed(self, tmp_path):
         plain = {"pcgrad": [0.80, 0.82], "imtl_g": [0.84, 0.83], "cagrad": [0.90, 0.88]}

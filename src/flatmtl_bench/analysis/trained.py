@@ -128,32 +128,17 @@ def put_back(run: Run, model: nn.Module, epoch: int | None = None) -> int:
         RunError: there are no such weights, or they are those of another model.
         OSError: their file cannot be read.
     """
-    if epoch is None:
-        epoch = counting_epoch(run)
-        weights = Checkpoints(run.path).of_epoch(epoch).get("model")
-    else:
-        weights = _weights(run, epoch)
+    which: int = run.summary["epochs"][-1] if epoch is None else epoch  # the last one if several count
+    weights = Checkpoints(run.path).of_epoch(which).get("model") if epoch is None else _weights(run, which)
     try:
         model.load_state_dict(weights)  # pyright: ignore[reportArgumentType]  (what is none is refused)
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise RunError(
-            f"the weights of epoch {epoch} in {run.path} are not those of the model {run.config.model} as it is now: "
+            f"the weights of epoch {which} in {run.path} are not those of the model {run.config.model} as it is now: "
             f"{reason:.300}. Train the run again."
         ) from error
-    return epoch
-
-
-def counting_epoch(run: Run) -> int:
-    """Return the epoch that counts under the protocol of a run, the last one if several do.
-
-    Raises:
-        RunError: its summary does not say so.
-    """
-    epochs = run.summary.get("epochs")
-    if not (isinstance(epochs, list) and epochs and all(isinstance(epoch, int) for epoch in epochs)):
-        raise RunError(f"{run.path / 'summary.json'} is broken: it does not say which epochs count. Train it again.")
-    return epochs[-1]
+    return which
 
 
 def check_device(name: str) -> None:

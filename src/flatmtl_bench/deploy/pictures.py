@@ -48,11 +48,12 @@ def read_picture(path: Path, *, gray: bool) -> Tensor:
         with Image.open(path) as file:
             picture = ImageOps.exif_transpose(file)
             picture.load()
+        shown = picture.convert("L" if gray else "RGB") if picture.mode in EIGHT_BITS else None
     except Exception as error:  # a damaged picture can raise nearly anything
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(f"{path} cannot be read: {lines[0].rstrip('.')}.") from None
-    if picture.mode not in EIGHT_BITS:
+    if shown is None:
         raise ValueError(f"{path} has more than 8 bits in a channel ({picture.mode}). Convert it to 8 bits.")
     if picture.has_transparency_data and picture.convert("RGBA").getchannel("A").getextrema()[0] != 255:
         raise ValueError(f"{path} is transparent in places. Lay it over a background, as the model knows none.")
-    return pil_to_tensor(picture.convert("L" if gray else "RGB"))
+    return pil_to_tensor(shown)

@@ -139,6 +139,8 @@ def _check_names(paths: Sequence[Path]) -> None:
     """Raise unless the maps of all pictures have names of their own."""
     first: dict[str, Path] = {}
     for path in paths:
+        if not path.stem.strip("."):
+            raise Stop(f"{path} has no name that a map could have. Rename it.")
         other = first.setdefault(path.stem, path)
         if other != path:
             raise Stop(f"{other} and {path} would have maps of one name, {path.stem}. Give each its own --out.")

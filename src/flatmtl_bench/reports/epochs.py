@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ Columns = Mapping[str, NDArray[np.float64]]
 
 EPOCH = "epoch"
 NUMBERS = {int, float, type(None)}
+LARGEST = 1e100
+"""No metric is larger, and per cents, sums and squares of this one are finite: what is beyond counts as not finite."""
 
 
 def read_columns(path: Path) -> Columns:
@@ -45,14 +46,14 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
     """Return the columns of the metrics of each epoch.
 
     Raises:
-        ValueError: there is no epoch, they are not in order, or a value is no number.
+        ValueError: the epochs are not those from 1 on, or a value is no number.
 
     Example:
         >>> columns([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": None}])["loss"]
         array([0.5, nan])
     """
-    if not rows or any(first[EPOCH] >= second[EPOCH] for first, second in pairwise(rows)):
-        raise ValueError(f"expected epochs that rise, got {[row[EPOCH] for row in rows]!r:.80}.")
+    if not rows or [row[EPOCH] for row in rows] != list(range(1, len(rows) + 1)):
+        raise ValueError(f"expected the epochs from 1 on, got {[row[EPOCH] for row in rows]!r:.80}.")
     names = list(rows[0])
     if any(list(row) != names for row in rows):
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -68,5 +69,5 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
         column = np.array(values, dtype=np.float64)  # of None it makes NaN
     except OverflowError as error:
         raise ValueError(f"a value of {name!r} is too large.") from error
-    column[~np.isfinite(column)] = np.nan
+    column[~(np.abs(column) <= LARGEST)] = np.nan
     return column

@@ -22,7 +22,8 @@ DIFFERENCES = (
 )
 COST = (
     "Cost: median over the steps of a run, then mean ± standard deviation over the seeds; of single-task learning a "
-    "step of one task. Ratio: {second} over {first}. The paper reports about twice the time and memory of the plain "
+    "step of one task. What else ran on the machine slows a step down, and is not known here: times are rough. Ratio: "
+    "{second} over {first}. The paper reports about twice the time and memory of the plain "
     "method. Conflict: share of task pairs whose gradients conflict, over the whole training."
 )
 

@@ -73,7 +73,7 @@ def pairs(table: Table, compared: tuple[str, str] | None = None) -> tuple[list[P
     said = [sentence for pair in found if (sentence := _left_out(pair))]
     if compared is None:
         said += _without_plain(table, {pair.flat for pair in found})
-    return [pair for pair in found if pair.seeds], said
+    return [pair for pair in found if pair.seeds], list(dict.fromkeys(said))
 
 
 def _belong(plain: Row, flat: Row, compared: tuple[str, str] | None) -> bool:

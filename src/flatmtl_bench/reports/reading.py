@@ -3,14 +3,14 @@
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flatmtl_bench.config_file import read_config
 from flatmtl_bench.recipes import Config
-from flatmtl_bench.reports.epochs import EPOCH, Columns, read_columns
+from flatmtl_bench.reports.epochs import EPOCH, LARGEST, Columns, read_columns
 from flatmtl_bench.runs import ERROR, METRICS, run_name
 
 
@@ -82,7 +82,7 @@ class Run:
     def result(self, name: str, split: str = "test") -> float | None:
         """Return one metric of the epochs that count; None if it is not there or not finite."""
         value = self.summary.get(split, {}).get(name)
-        return value if value is not None and math.isfinite(value) else None
+        return value if value is not None and abs(value) <= LARGEST else None
 
 
 def read(path: Path) -> Run:
@@ -91,8 +91,21 @@ def read(path: Path) -> Run:
     Raises:
         OSError, ValueError: there is none, it is not complete, or a file is broken.
     """
-    config = read_config(path / "config.json")
-    return Run(path, config, _json(path / "env.json"), read_columns(path / METRICS), _summary(path))
+    config, environment, summary = read_config(path / "config.json"), _json(path / "env.json"), _summary(path)
+    found = Run(path, config, environment, read_columns(path / METRICS), summary)
+    _check_epochs(found)
+    return found
+
+
+def _check_epochs(run: Run) -> None:
+    """Raise a `ValueError` unless the metrics are those of all epochs that were trained."""
+    count, wanted = len(run.epochs), run.config.epochs
+    if count < wanted and not run.summary.get("stopped_early"):
+        raise ValueError(f"{run.path / METRICS} has {count} of {wanted} epochs, but the run is said to be finished.")
+    if not 1 <= min(run.summary["epochs"]) <= max(run.summary["epochs"]) <= count:
+        raise ValueError(
+            f"{run.path / METRICS} has {count} epochs, of which {run.summary['epochs']} are said to count."
+        )
 
 
 def _summary(path: Path) -> dict[str, Any]:
@@ -106,7 +119,24 @@ def _summary(path: Path) -> dict[str, Any]:
     prints = summary.get("fingerprints", {})
     if not (isinstance(prints, dict) and all(isinstance(text, str) for text in prints.values())):
         raise ValueError(f"{path / 'summary.json'} is broken: 'fingerprints' is no text for each split.")
+    for name, (is_right, expected) in EXPECTED.items():
+        if not is_right(summary.get(name)):
+            raise ValueError(
+                f"{path / 'summary.json'} is broken: {name!r} is {summary.get(name)!r:.80}, not {expected}."
+            )
     return summary
+
+
+def _are_epochs(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(epoch) is int for epoch in value)
+
+
+EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "epochs": (_are_epochs, "the epochs that count"),
+    "seconds": (lambda value: value is not None and _is_number(value), "a number"),
+    "data": (lambda value: isinstance(value, dict) and all(isinstance(v, str) for v in value.values()), "a text each"),
+}
+"""Of entries of a summary whether a value is right, and what is."""
 
 
 def _is_number(value: object) -> bool:

@@ -101,9 +101,11 @@ class Section:
             seeds = Cell(str(len(row.seeds)) if same_seeds else ",".join(map(str, row.seeds)), len(row.seeds))
             numbers = [column.cell(values[row], strong=marks[column.heading][k]) for column, values in columns]
             rows.append([Cell(name), seeds, *numbers])
-        legend = "Mean ± standard deviation over the seeds; the best of each column is marked."
+        legend = ["Mean ± standard deviation over the seeds; the best of each column is marked."]
+        if not same_seeds:
+            legend.append("The methods have unequal seeds: a mean of fewer may be the best by chance.")
         headings = ["method", "seeds", *(column.heading for column, _ in columns)]
-        return Grid("results", [legend], headings, rows, gaps=self._gaps())
+        return Grid("results", legend, headings, rows, gaps=self._gaps())
 
     def _gaps(self) -> list[int]:
         """Return the rows that begin another method than the row before, of which they are not the flat form."""

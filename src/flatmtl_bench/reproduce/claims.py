@@ -94,6 +94,8 @@ def _flat_is_better(beside: Beside) -> Iterator[Answer]:
 
 def _spread_shrinks(beside: Beside) -> Iterator[Answer]:
     """Compare the range of three methods, seed by seed."""
+    if not {*WITH_SPREAD} <= {row.method for row in beside.part.rows}:
+        return
     column, ranges = _main(beside), []
     for flat in (False, True):
         rows = [row for row in beside.part.rows if row.method in WITH_SPREAD and row.flat == flat and not row.combine]
@@ -181,7 +183,10 @@ def _more_than_sam(beside: Beside) -> Iterator[Answer]:
 
 def _apart_is_better(beside: Beside) -> Iterator[Answer]:
     """Compare aggregating loss and flat gradients apart with aggregating SAM gradients."""
-    apart, direct = (next(r for r in beside.part.rows if r.flat and r.combine == c) for c in ("", "direct"))
+    rows = {row.combine: row for row in beside.part.rows if row.flat}
+    apart, direct = rows.get(""), rows.get("direct")
+    if apart is None or direct is None:
+        return
     for column in beside.columns.values():
         claim, what = "Aggregating apart is better than directly", f"{column.heading}: apart less directly"
         yield Answer(claim, beside.part.data, what, beside.paired(direct, apart, column), column.form)

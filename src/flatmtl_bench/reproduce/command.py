@@ -109,7 +109,9 @@ class Reproduce:
 
     def _part(self, table: PaperTable, data: str, flags: Sequence[str]) -> Part:
         size = SCALES[self.scale][data]
-        size = replace(size, seeds=self.seeds or size.seeds, radii=tuple(map(str, self.radii)) or size.radii)
+        size = replace(
+            size, seeds=self.seeds or size.seeds, radii=tuple(dict.fromkeys(map(str, self.radii))) or size.radii
+        )
         suffix = "" if self.protocol == "honest" else f"_{self.protocol}"
         rows = [row for row in table.rows if not self.methods or row.method in self.methods]
         if self.scale == "small":

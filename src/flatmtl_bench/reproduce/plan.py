@@ -6,7 +6,7 @@ from itertools import chain
 
 from flatmtl_bench.commands import Run
 from flatmtl_bench.data.attributes import ATTRIBUTES
-from flatmtl_bench.recipes import RECIPES
+from flatmtl_bench.recipes import RECIPES, Config
 from flatmtl_bench.reproduce.scales import TUNED_WITH, Size
 from flatmtl_bench.reproduce.tables import ALONE, PaperTable, Row
 from flatmtl_bench.sweep.grid import Grid, by_name, combinations
@@ -96,6 +96,24 @@ class Part:
     def _runs(self, recipes: Sequence[tuple[str, Grid]], seeds: int) -> Runs:
         flags = [*self.size.flags, *self.flags]
         found = by_name(chain.from_iterable(combinations({name: grid}, seeds, flags) for name, grid in recipes))
-        if any(run.config.source == "auto" for run in found.values()):
-            raise ValueError("--source auto may come to other data than the table is about. Name the source, or none.")
+        for run in found.values():
+            _check(run.config)
         return found
+
+
+def _check(config: Config) -> None:
+    """Raise a `ValueError` if flags have made of a run what the table is not about."""
+    if config.source == "auto":
+        raise ValueError("--source auto may come to other data than the table is about. Name the source, or none.")
+    own = RECIPES[config.recipe].config
+    for name, given, wanted in (
+        ("data.name", config.data.name, own.data.name),
+        ("method.aggregator", config.method.aggregator, own.method.aggregator),
+        ("method.combine", config.method.combine, own.method.combine),
+        ("method.perturbation", config.method.perturbation == "none", own.method.perturbation == "none"),
+        ("task", config.task is None, own.task is None),
+    ):
+        if given != wanted:
+            raise ValueError(
+                f"--{name} decides what the rows of a table are, so it cannot be given for all. Leave it out."
+            )
