@@ -666,7 +666,8 @@ def _reproduced(result: dict[str, Any]) -> Iterator[str]:
     """Yield the headings, sentences and tables of one table of the paper, made by one command."""
     for outcome in result["outcomes"]:
         yield f"## {outcome['title'].partition(':')[0]}"
-        yield f"{markdown.escaped(outcome['title'].partition(': ')[2])} Made by `{result['command']}`."
+        about = markdown.escaped(outcome["title"].partition(": ")[2])
+        yield f"{about[0].upper()}{about[1:]} Made by `{result['command']}`:"
         yield from map(markdown.escaped, outcome["lines"])
         for grid in map(Grid.from_dict, outcome["grids"]):
             yield " ".join(map(markdown.escaped, grid.caption))

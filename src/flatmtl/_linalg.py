@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-SHORT = 1 << 14  # entries whose products float32 sums without losing digits that a gradient has
+SHORT = 1 << 10  # entries whose products float32 sums to 1e-7, also where a processor keeps few sums at once (AVX2)
 SAFE = 1e-30  # sums of squares from this, for each entry, to its inverse lose nothing in float32
 REGULAR = 0.01  # least eigenvalue of the cosines; weights err by 1e-7 over it
 BLOCK_IN_CACHE = 1 << 17  # entries; in float64 they stay in a processor's cache, as twice as many do in float32

@@ -431,7 +431,10 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad()
         (closure, *_) = self._sample(self.config.batch_size)
-        step = partial(self.mtl.backward, closure, self.parameters, scaler=self.scaler)
+        group = process_group(self.fabric)
+        mtl = assembly.flat_mtl(self.config, len(self.tasks), group)  # a fresh one makes its rows, which count too
+        mtl.start_epoch(1, self.config.epochs)
+        step = partial(mtl.backward, closure, self.parameters, scaler=self.scaler)
         try:
             return held(self.model, self.optimizer) + rise(step, self.fabric.device)
         except FloatingPointError:

@@ -8,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
-from joblib import cpu_count
 from tyro.conf import Positional, arg
 
 from flatmtl_bench.choices import one_of, whole_number
@@ -24,7 +23,7 @@ from flatmtl_bench.reproduce.outcome import Outcome, Tuning, outcome, tuned
 from flatmtl_bench.reproduce.plan import Part, Radii, Runs
 from flatmtl_bench.reproduce.scales import SCALES
 from flatmtl_bench.reproduce.tables import TABLES, PaperTable
-from flatmtl_bench.sweep import Sweep, train_runs
+from flatmtl_bench.sweep import Sweep, at_a_time, train_runs
 
 Protocol = Literal["honest", "paper", "official"]
 
@@ -89,11 +88,6 @@ class Reproduce:
         """On what the runs are trained."""
         return Sweep((), jobs=self.jobs, threads=self.threads)
 
-    @property
-    def at_a_time(self) -> int:
-        """How many runs are trained at a time, unless there is an accelerator."""
-        return self.jobs or max(1, cpu_count() // (self.threads or 1))
-
     def parts(self, flags: Sequence[str]) -> list[Part]:
         """Return the tables on their data sets.
 
@@ -138,6 +132,8 @@ def reproduce(command: Reproduce, flags: Sequence[str]) -> int:
             return 0
         parts = _with_data(command, parts)
         tuning = _merged(part.tuning() for part in parts)
+        left = needs.unfinished({**tuning, **_merged(part.final(_radii(part, tuning)) for part in parts)})
+    say(f"about {len(left)} runs are to be trained; the same command with --dry-run says how long they take.")
     chosen_from, _ = train_runs(command.where, tuning) if tuning else ([], 0)
     tunings = [_choice(part, chosen_from) for part in parts]
     final = _merged(part.final(found.radii) for part, found in zip(parts, tunings, strict=True))
@@ -192,9 +188,10 @@ def _say_needs(command: Reproduce, parts: Sequence[Part]) -> None:
     answer(f"of {len({**tuning, **final})} different runs whose data are there, {len(left)} are not finished")
     if left:
         say(f"timing some steps of each of {len({run.config.recipe for run in left.values()})} recipes")
-        hours = needs.hours(left.values(), command.at_a_time)
+        jobs = at_a_time(command.where, list(left.values()))
+        hours = needs.hours(left.values(), jobs)
         time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
-        answer(f"about {time} on this machine, {command.at_a_time} at a time")
+        answer(f"about {time} on this machine, {jobs} at a time")
 
 
 def _first_radii(part: Part) -> Radii:

@@ -140,7 +140,7 @@ def train_runs(where: Sweep, runs: Mapping[str, Run]) -> tuple[list[FinishedRun]
 @contextmanager
 def _pool(sweep: Sweep, runs: Sequence[Run]) -> Iterator[Pool]:
     on_ray = sweep.ray or sweep.ray_address is not None
-    jobs = sweep.jobs or _accelerators(runs, on_ray) or max(1, cpu_count() // (sweep.threads or 1))
+    jobs = at_a_time(sweep, runs)
     threads = sweep.threads or (1 if sweep.ray_address else max(1, cpu_count() // jobs))
     jobs = min(jobs, len(runs))  # after the threads, on which the numbers depend: they shall not change with the runs
     with users_mistakes():
@@ -149,6 +149,12 @@ def _pool(sweep: Sweep, runs: Sequence[Run]) -> Iterator[Pool]:
         yield pool
     finally:
         pool.close()
+
+
+def at_a_time(sweep: Sweep, runs: Sequence[Run]) -> int:
+    """Return how many runs are trained at a time on this machine."""
+    on_ray = sweep.ray or sweep.ray_address is not None
+    return sweep.jobs or _accelerators(runs, on_ray) or max(1, cpu_count() // (sweep.threads or 1))
 
 
 def _accelerators(runs: Sequence[Run], on_ray: bool) -> int:

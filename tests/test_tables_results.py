@@ -1,0 +1,76 @@
+"""The committed tables that were made again: what they say follows from their own numbers and from the paper's."""
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks import tables
+from scipy.stats import ttest_rel
+
+from flatmtl_bench.reports import paper
+from flatmtl_bench.reproduce.tables import TABLES
+
+PATHS = sorted(Path(tables.RESULTS).glob("table[1-9].json"))
+OUTCOMES = [outcome for path in PATHS for outcome in json.loads(path.read_text())["outcomes"]]
+
+
+def names(outcome):
+    return f"table{outcome['table']}-{outcome['data']}"
+
+
+def by_seed(outcome, method, metric):
+    """Return seed -> value of a cell."""
+    (cell,) = (c for c in outcome["cells"] if (c["method"], c["metric"]) == (method, metric))
+    return dict(zip(cell["ours"]["seeds"], cell["ours"]["values"], strict=True))
+
+
+def test_there_are_some():
+    assert OUTCOMES
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=names)
+class TestOutcome:
+    def test_the_papers_numbers_are_those_that_are_printed(self, outcome):
+        table = TABLES[f"table{outcome['table']}"]
+        rows = {row.label: row for row in table.rows}
+        count = 0
+        for cell in outcome["cells"]:
+            row = rows[cell["method"]]
+            printed = (
+                {} if row.beside else paper.printed(table.number, outcome["paper_data"], row.printed, flat=row.flat)
+            )
+            found = [number.mean for number in printed.values()]
+            assert (cell["paper"] is None) or cell["paper"]["mean"] in found
+            count += cell["paper"] is not None
+        assert count > 0
+
+    def test_gains_and_their_intervals_follow_from_the_seeds(self, outcome):
+        assert outcome["gains"]
+        for gain in outcome["gains"]:
+            flat, plain = (by_seed(outcome, gain[form], gain["metric"]) for form in ("flat", "plain"))
+            seeds = sorted({*flat} & {*plain})
+            first, second = ([values[seed] for seed in seeds] for values in (flat, plain))
+            low, high = ttest_rel(first, second).confidence_interval(0.95)
+            assert (gain["ours"]["low"], gain["ours"]["high"]) == pytest.approx((low, high))
+            better = [a > b if gain["better"] == "higher" else a < b for a, b in zip(first, second, strict=True)]
+            assert (gain["ours"]["wins"], gain["ours"]["count"]) == (sum(better), len(seeds))
+
+    def test_verdicts_are_the_sides_of_their_intervals(self, outcome):
+        for claim in outcome["claims"]:
+            if claim["found"] is None:
+                assert claim["verdict"] == "not measured"
+                continue
+            low, high = claim["found"]["low"], claim["found"]["high"]
+            one_side = low > 0 or high < 0
+            assert (claim["verdict"] in ("yes", "no")) == one_side
+            if one_side:
+                assert (claim["found"]["wins"] > claim["found"]["count"] / 2) == (claim["verdict"] == "yes")
+
+
+def test_commands_name_no_folder_of_a_machine():
+    words = tables.command(tables.Options(("table1",), "/some/runs", "/some/pictures"), "table1")
+    assert tables.shown(words) == [
+        *("flatmtl", "reproduce", "table1", "--scale", "small", "--json", "--threads", "1", "--device", "cpu"),
+        *("--out", "FOLDER", "--root", "FOLDER"),
+    ]
+    assert not [path for path in PATHS if "/work" in path.read_text() or "/tmp" in path.read_text()]
