@@ -84,9 +84,7 @@ class TestTables:
             (table.number, cell.row.label, cell.column.heading)
             for table in TABLES.values()
             for data, printed in table.data.items()
-            for cells in outcome(
-                Part(table, printed, FULL[data], table.rows), [], Tuning(None, {}), {}
-            ).beside.compared()
+            for cells in outcome(Tuning(Part(table, printed, FULL[data], table.rows), {}), [], {}).beside.compared()
             for cell in cells
             if cell.loses
         ]
@@ -217,7 +215,7 @@ class TestBeside:
     @pytest.fixture
     def found(self, tmp_path):
         here = replace(part(), rows=[row for row in TABLES["table1"].rows if row.recipe("multimnist") in VALUES])
-        return outcome(here, made_runs(tmp_path, VALUES), Tuning(here, {}), {})
+        return outcome(Tuning(here, {}), made_runs(tmp_path, VALUES), {})
 
     def test_ours_are_the_means_of_the_runs_and_the_paper_is_what_is_printed(self, found):
         cells = {(c["method"], c["metric"]): c for c in found.to_dict()["cells"]}
@@ -250,7 +248,7 @@ class TestBeside:
     def test_a_run_that_failed_has_no_mean_no_difference_and_no_gain(self, tmp_path):
         values = {**VALUES, "multimnist_f_mgda": [(0.93, 0.85), (float("nan"), 0.85), (0.92, 0.84)]}
         here = replace(part(), rows=[row for row in TABLES["table1"].rows if row.recipe("multimnist") in VALUES])
-        found = outcome(here, made_runs(tmp_path, values), Tuning(here, {}), {}).to_dict()
+        found = outcome(Tuning(here, {}), made_runs(tmp_path, values), {}).to_dict()
         cells = {(c["method"], c["metric"]): c for c in found["cells"]}
         assert cells["F-MGDA", "accuracy left, %"]["ours"]["mean"] is None
         assert cells["F-MGDA", "accuracy left, %"]["difference"] is None
@@ -262,7 +260,7 @@ class TestBeside:
 
     def test_marks_are_on_quoted_rows_and_lost_cells(self):
         here = part("table3", "nyuv2", FULL["nyuv2"])
-        grid = outcome(here, [], Tuning(here, {}), {}).beside.side_by_side()
+        grid = outcome(Tuning(here, {}), [], {}).beside.side_by_side()
         lines = {row[0].text: [cell.text for cell in row] for row in grid.rows}
         assert f"SI{QUOTED}" in lines
         assert f"26.42{LOSES}" in lines["F-MGDA"]
@@ -272,7 +270,7 @@ class TestBeside:
 class TestClaims:
     def test_each_is_answered_by_the_side_on_which_its_interval_lies(self, tmp_path):
         here = replace(part(), rows=[row for row in TABLES["table1"].rows if row.recipe("multimnist") in VALUES])
-        found = outcome(here, made_runs(tmp_path, VALUES), Tuning(here, {}), {})
+        found = outcome(Tuning(here, {}), made_runs(tmp_path, VALUES), {})
         answers = {a.claim: a for a in claims.answers(found.beside)}
         assert answers["F-PCGrad is better than PCGrad"].verdict == "yes"
         gains = [
@@ -296,7 +294,7 @@ class TestClaims:
     def test_verdicts(self, tmp_path, plain, flat, verdict):
         values = {"multimnist_mgda": [(v, v) for v in plain], "multimnist_f_mgda": [(v, v) for v in flat]}
         here = replace(part(), rows=rows("table1", ("mgda", False), ("mgda", True)))
-        found = outcome(here, made_runs(tmp_path, values), Tuning(here, {}), {})
+        found = outcome(Tuning(here, {}), made_runs(tmp_path, values), {})
         assert {a.claim: a.verdict for a in claims.answers(found.beside)}["F-MGDA is better than MGDA"] == verdict
 
     @pytest.mark.parametrize(("table", "method"), [("table1", "cagrad"), ("table5", "stl"), ("table3", "stl")])
@@ -304,7 +302,7 @@ class TestClaims:
         data = next(iter(TABLES[table].data))
         few = [row for row in TABLES[table].rows if row.method == method]
         here = replace(part(table, data), rows=few)
-        asked = [answer.claim for answer in claims.answers(outcome(here, [], Tuning(here, {}), {}).beside)]
+        asked = [answer.claim for answer in claims.answers(outcome(Tuning(here, {}), [], {}).beside)]
         assert not [claim for claim in asked if "closer" in claim or "apart" in claim or "MGDA" in claim]
 
     def test_the_spread_is_the_range_of_three_methods_seed_by_seed(self, tmp_path):
@@ -313,7 +311,7 @@ class TestClaims:
         values = {f"multimnist_{m}": [(v, v) for v in vs] for m, vs in plain.items()}
         values |= {f"multimnist_f_{m}": [(v, v) for v in vs] for m, vs in flat.items()}
         here = replace(part(), rows=[row for row in TABLES["table1"].rows if row.recipe("multimnist") in values])
-        found = outcome(here, made_runs(tmp_path, values), Tuning(here, {}), {})
+        found = outcome(Tuning(here, {}), made_runs(tmp_path, values), {})
         (answer,) = [a for a in claims.answers(found.beside) if "closer" in a.claim]
         assert list(answer.found.values) == pytest.approx([2.0 - 10.0, 1.0 - 6.0])
 

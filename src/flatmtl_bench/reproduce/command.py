@@ -132,13 +132,14 @@ def reproduce(command: Reproduce, flags: Sequence[str]) -> int:
             return 0
         parts = _with_data(command, parts)
         tuning = _merged(part.tuning() for part in parts)
-        left = needs.unfinished({**tuning, **_merged(part.final(_radii(part, tuning)) for part in parts)})
+        left = needs.unfinished({**tuning, **_merged(_final(parts, _radii(parts, tuning)))})
     say(f"about {len(left)} runs are to be trained; the same command with --dry-run says how long they take.")
     chosen_from, _ = train_runs(command.where, tuning) if tuning else ([], 0)
     tunings = [_choice(part, chosen_from) for part in parts]
-    final = _merged(part.final(found.radii) for part, found in zip(parts, tunings, strict=True))
-    finished, code = train_runs(command.where, final)
-    _show(command, [_outcome(part, found, finished) for part, found in zip(parts, tunings, strict=True)])
+    final = _final(parts, [tuning.radii for tuning in tunings])
+    finished, code = train_runs(command.where, _merged(final))
+    own = [[run for run in finished if run.name in runs] for runs in final]
+    _show(command, list(map(_outcome, tunings, own)))
     return code
 
 
@@ -176,14 +177,14 @@ def _say_needs(command: Reproduce, parts: Sequence[Part]) -> None:
     """Print what would be trained, which data are not there, and how long the rest would take here."""
     there: list[Part] = []
     for part in parts:
-        runs = f"{len(part.tuning())} runs to choose radii, {len(part.final(_first_radii(part)))} that count"
+        runs = f"{len(part.tuning())} runs to choose radii, {len(part.final(part.first_radii()))} that count"
         answer(f"{part.table.name} on {part.printed}: {part.data}, {len(part.rows)} rows, {part.seeds}, {runs}")
         reason = needs.missing(part)
         there += [part] if reason is None else []
         if reason is not None:
             answer(f"  its data are not there: {reason}")
     tuning = _merged(part.tuning() for part in there)
-    final = _merged(part.final(_radii(part, tuning)) for part in there)
+    final = _merged(_final(there, _radii(there, tuning)))
     left = needs.unfinished({**tuning, **final})
     answer(f"of {len({**tuning, **final})} different runs whose data are there, {len(left)} are not finished")
     if left:
@@ -194,30 +195,33 @@ def _say_needs(command: Reproduce, parts: Sequence[Part]) -> None:
         answer(f"about {time} on this machine, {jobs} at a time")
 
 
-def _first_radii(part: Part) -> Radii:
-    return {name: part.size.radii[0] for row in part.rows if (name := part.tuned(row)) is not None}
+def _radii(parts: Sequence[Part], tuning: Runs) -> list[Radii]:
+    """Return of each part the radii that were chosen; the first ones if not all runs for the choice are finished."""
+    if needs.unfinished(tuning):
+        return [part.first_radii() for part in parts]
+    finished = [read(Path(run.out) / name) for name, run in tuning.items()]
+    return [_choice(part, finished).radii for part in parts]
 
 
-def _radii(part: Part, tuning: Runs) -> Radii:
-    """Return the radii that were chosen, or the first of each where that is not known yet: as many runs in any case."""
-    finished = [read(Path(run.out) / name) for name, run in tuning.items() if name not in needs.unfinished(tuning)]
-    return {**_first_radii(part), **(_choice(part, finished).radii if len(finished) == len(tuning) else {})}
+def _final(parts: Sequence[Part], radii: Sequence[Radii]) -> list[Runs]:
+    """Return of each part the runs whose results count."""
+    return [part.final(chosen) for part, chosen in zip(parts, radii, strict=True)]
 
 
-def _outcome(part: Part, tuning: Tuning, finished: Sequence[FinishedRun]) -> Outcome:
-    names = part.final(tuning.radii)
-    runs = [run for run in finished if run.name in names]
-    calls = {}
-    if part.table.calls:
+def _outcome(tuning: Tuning, runs: Sequence[FinishedRun]) -> Outcome:
+    """Return what the runs of a part came to."""
+    table, calls = tuning.part.table, {}
+    if table.calls:
         from flatmtl_bench.analysis.aggregations import aggregator_calls  # noqa: PLC0415  (seconds)
 
         methods = {run.config.recipe: run.config.method for run in runs if run.config.task is None}
-        calls = {recipe: aggregator_calls(method, len(part.tasks)) for recipe, method in methods.items()}
-    return outcome(part, runs, tuning, calls, _calibration if part.table.measured else None)
+        calls = {recipe: aggregator_calls(method, len(tuning.part.tasks)) for recipe, method in methods.items()}
+    return outcome(tuning, runs, calls, (lambda run: _calibration(run.path)) if table.measured else None)
 
 
 @cache
-def _measured(path: Path) -> Mapping[str, float]:
+def _calibration(path: Path) -> Mapping[str, float]:
+    """Return Brier score and calibration error of each task of a run, which both tables and all columns ask for."""
     from flatmtl_bench.analysis.calibration import calibration  # noqa: PLC0415  (seconds)
     from flatmtl_bench.analysis.trained import trained  # noqa: PLC0415
 
@@ -226,10 +230,6 @@ def _measured(path: Path) -> Mapping[str, float]:
     found = calibration(model.model, model.batches(), model.tasks)
     brier = {f"brier/{task}": each.brier for task, each in found.items()}
     return {**brier, **{f"ece/{task}": each.ece for task, each in found.items()}}
-
-
-def _calibration(run: FinishedRun) -> Mapping[str, float]:
-    return _measured(run.path)
 
 
 def _show(command: Reproduce, outcomes: Sequence[Outcome]) -> None:

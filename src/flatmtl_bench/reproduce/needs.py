@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from flatmtl_bench.commands import Run
@@ -13,7 +14,8 @@ def missing(part: Part) -> str | None:
     """Return in a sentence why the data of a part cannot be read; None if they can."""
     from flatmtl_bench import assembly  # noqa: PLC0415  (seconds)
 
-    config = next(iter(part.final({name: "0.05" for row in part.rows if (name := part.tuned(row))}).values())).config
+    first = replace(part, rows=part.rows[:1])  # whose data are those of all
+    config = next(iter(first.final(first.first_radii()).values())).config
     try:
         assembly.dataset(config, "test")
     except (OSError, ValueError) as error:

@@ -163,24 +163,19 @@ def _setting(row: Found) -> str:
 
 
 def outcome(
-    part: Part,
-    runs: Sequence[FinishedRun],
-    tuning: Tuning,
-    calls: Mapping[str, int],
-    measure: Measure | None = None,
+    tuning: Tuning, runs: Sequence[FinishedRun], calls: Mapping[str, int], measure: Measure | None = None
 ) -> Outcome:
     """Return what the runs of a part came to.
 
     Args:
-        part: a table on one data set.
+        tuning: of which table and data they are, and how their radii were chosen.
         runs: those whose results count.
-        tuning: how their radii were chosen.
         calls: of each recipe how often a step calls the aggregator.
         measure: of the trained models, for tables whose metrics are not those of runs.
     """
     found = tables(runs)
     rows = {row.config.recipe: row for table in found for row in table.rows}
-    return Outcome(Beside(part, rows, _values(found, measure)), tuning, calls)
+    return Outcome(Beside(tuning.part, rows, _values(found, measure)), tuning, calls)
 
 
 def _values(found: Sequence[Any], measure: Measure | None) -> Callable[[Found, Column], Values]:

@@ -68,8 +68,15 @@ class Part:
 
         Recipes without validation data are given what was chosen for the same method with such data.
         """
-        open_to_choice = row.flat and "rho" in RECIPES[self.recipe(row)].grid and len(self.size.radii) > 1
-        return row.recipe(self.data) if open_to_choice else None
+        return row.recipe(self.data) if self._is_open(row) and len(self.size.radii) > 1 else None
+
+    def _is_open(self, row: Row) -> bool:
+        """Whether the recipe of a row leaves its radius open."""
+        return row.flat and "rho" in RECIPES[self.recipe(row)].grid
+
+    def first_radii(self) -> Radii:
+        """Return the first radius of each recipe of which one is to be chosen: with it there are as many runs."""
+        return {name: self.size.radii[0] for row in self.rows if (name := self.tuned(row)) is not None}
 
     def tuning(self) -> Runs:
         """Return the runs by which radii are chosen."""
@@ -85,10 +92,7 @@ class Part:
         tuned = self.tuned(row)
         if tuned is not None:
             return self._grid(row, {"rho": [radii[tuned]]})
-        return self._grid(row, {"rho": self.size.radii[:1]} if self._has_one_radius(row) else {})
-
-    def _has_one_radius(self, row: Row) -> bool:
-        return row.flat and "rho" in RECIPES[self.recipe(row)].grid and len(self.size.radii) == 1
+        return self._grid(row, {"rho": self.size.radii} if self._is_open(row) else {})
 
     def _grid(self, row: Row, grid: Grid) -> Grid:
         return {**({"task": self.tasks} if row.method == ALONE else {}), **grid}

@@ -1,6 +1,5 @@
 """One self-contained HTML page of a report: the finding, tables to sort, curves to choose from, every run in full."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from flatmtl_bench.reports.grid import Grid
 from flatmtl_bench.reports.page.curves import curves
 from flatmtl_bench.reports.page.looks import looks
 from flatmtl_bench.reports.page.values import runs_grid, values_of
-from flatmtl_bench.reports.section import Section
+from flatmtl_bench.reports.section import Section, chapters
 
 GENERATOR = '<meta name="generator" content="flatmtl">'
 
@@ -73,17 +72,14 @@ def _title(sections: Sequence[Section], runs: int) -> str:
 def _described(sections: Sequence[Section]) -> list[dict[str, Any]]:
     """Return what the template is told of each section."""
     look_of = looks(section.table for section in sections)
-    titles = Counter(section.table.title for section in sections)
     found: list[dict[str, Any]] = []
-    for section in sections:
-        table, (title, *lines) = section.table, section.lines()
-        clash = f", test data {table.fingerprint}" if titles[title] > 1 else ""
-        names = section.names()
+    for section, chapter in zip(sections, chapters(sections), strict=True):
+        table, names = section.table, section.names()
         found.append(
             {
-                "title": title + clash,
-                "lines": lines,
-                "grids": section.grids(),
+                "title": chapter.title,
+                "lines": chapter.lines,
+                "grids": chapter.grids,
                 "looks": {name: look_of[row] for name, row in zip(names, table.rows, strict=True)},
                 "runs": runs_grid(table),
                 "curves": curves(table, names, look_of),
