@@ -8,6 +8,7 @@ from PIL import Image
 from tests.bench.written_data import ATTRIBUTES, CELEBA_COUNTS, CELEBA_LAYOUTS, write_celeba
 from torch.utils.data import DataLoader
 from torchvision import datasets
+from torchvision.models import ResNet18_Weights
 
 from flatmtl_bench.data.attributes import official
 from flatmtl_bench.data.celeba import CelebA, celeba, check_celeba
@@ -86,6 +87,13 @@ class TestItems:
             small = np.asarray(expected.resize((64, 64), Image.Resampling.BILINEAR))
             torch.testing.assert_close(255 * picture.permute(1, 2, 0), torch.tensor(small).float(), atol=1.01, rtol=0.0)
 
+    def test_imagenets_preprocessing_is_that_of_torchvisions_weights(self, written):
+        raw, read = (celeba("train", root=written, preprocessing=name) for name in ("rgb", "imagenet"))
+        constants = ResNet18_Weights.IMAGENET1K_V1.transforms()  # an independent source of them
+        for (plain, _), (picture, _) in zip(items(raw), items(read), strict=True):
+            mean, deviation = (np.array(c)[:, None, None] for c in (constants.mean, constants.std))
+            np.testing.assert_allclose(picture, (np.asarray(plain, np.float64) - mean) / deviation, atol=1e-6)
+
     def test_official_preprocessing_is_that_of_the_authors(self, written):
         for index, (picture, _) in enumerate(items(celeba("train", root=written, preprocessing="official"))):
             pixels = np.asarray(Image.open(pictures_of(written) / f"{index + 1:06d}.jpg").convert("RGB"))
@@ -160,7 +168,7 @@ class TestSource:
         [
             ({"split": "valid"}, "unknown split 'valid'"),
             ({"source": "half"}, "unknown source 'half'. Known: auto, full, faces40"),
-            ({"preprocessing": "bgr"}, "unknown preprocessing 'bgr'. Known: rgb, official"),
+            ({"preprocessing": "bgr"}, "unknown preprocessing 'bgr'. Known: rgb, imagenet, official"),
             ({"logits": 3}, "logits must be a whole number from 1 to 2, got 3"),
             ({"samples": 0}, "samples must be a whole number from 1, got 0"),
             ({"samples": 9}, "samples=9, but train has 8 pictures. Ask for as many, or fewer"),

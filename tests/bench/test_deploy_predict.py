@@ -87,6 +87,7 @@ class TestForms:
             (Data("faces40"), "auto"),
             (Data("faces40", size=[32, 48], logits=2), "auto"),
             (Data("celeba", preprocessing="official"), "faces40"),
+            (Data("faces40", size=[36, 36], preprocessing="imagenet"), "auto"),
             (Data("scenes"), "auto"),
             (Data("streets", size=[32, 64]), "auto"),
         ],
@@ -102,13 +103,21 @@ class TestForms:
             raw = dataset.picture(index) / 255 if hasattr(dataset, "picture") else item
             picture = read_picture(save(raw, tmp_path / f"{index}.png"), gray=known.gray)
             assert torch.equal(known.prepare(picture, known.size), item)
+            assert known.range[0] <= item.min() <= item.max() <= known.range[1]
 
-    @pytest.mark.parametrize("preprocessing", ["rgb", "official"])
+    @pytest.mark.parametrize("preprocessing", ["rgb", "imagenet", "official"])
+    def test_the_range_of_inputs_is_that_of_black_and_white(self, preprocessing):
+        known = form(Data("faces40", preprocessing=preprocessing))
+        both = torch.zeros(3, 8, 8, dtype=torch.uint8)
+        both[..., 4:] = 255
+        assert known.prepare(both, (8, 8)).aminmax() == pytest.approx(known.range)
+
+    @pytest.mark.parametrize("preprocessing", ["rgb", "imagenet", "official"])
     def test_photographs_become_the_items_of_celeba(self, tmp_path, preprocessing):
         dataset = data.build("celeba", "test", root=write_celeba(tmp_path), preprocessing=preprocessing)
         known = form(Data("celeba", preprocessing=preprocessing))
         check(known, dataset)
-        assert known.channels == {"rgb": "RGB", "official": "BGR"}[preprocessing]
+        assert known.channels == {"rgb": "RGB", "imagenet": "RGB", "official": "BGR"}[preprocessing]
         for index, name in enumerate(dataset.names):
             picture = read_picture(dataset.folder / name, gray=known.gray)
             assert torch.equal(known.prepare(picture, known.size), dataset[index][0])

@@ -145,7 +145,7 @@ def celeba(
         samples: number of pictures; None: all, or the usual number of drawn ones.
         validation_share: 0: there is no validation split; else it is the official one, whatever the share.
         check: look into every file of the split.
-        preprocessing: ``rgb``, or ``official`` as in the authors' code; see `AttributeDataset`.
+        preprocessing: ``rgb``, ``imagenet``, or ``official`` as in the authors' code; see `AttributeDataset`.
         logits: outputs of a model for each attribute.
 
     Raises:

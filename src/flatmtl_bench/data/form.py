@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flatmtl_bench.data.attributes import ATTRIBUTES, official, rgb
+from flatmtl_bench.data.attributes import ATTRIBUTES, IMAGENET_DEVIATION, IMAGENET_MEAN, PREPARE, rgb
 from flatmtl_bench.data.celeba import SIZE
 from flatmtl_bench.data.multimnist import KINDS
 from flatmtl_bench.data.scenes import RenderedDataset, Scenes, Streets
@@ -18,6 +18,7 @@ OFFICIAL = (
     "blue, green, red; less 73.158, 82.909, 72.392; stretched so that least and largest value of the picture are 0 and "
     "255, in 8 bits; resized bilinearly, antialiased; divided by 255"
 )
+IMAGENET = f"{PLAIN}; less {IMAGENET_MEAN} and divided by {IMAGENET_DEVIATION}, by channel"
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ class Form:
         channels: ``gray``, ``RGB`` or ``BGR``: what the numbers of an input's pixel are, in this order.
         size: height and width of inputs; None: those of the files that a run was trained on.
         objectives: of all tasks, in their order.
-        prepare: picture as it is read, uint8 ``(1 or 3, h, w)``, size -> input, float32 ``(C, H, W)`` in [0, 1].
+        prepare: picture as it is read, uint8 ``(1 or 3, h, w)``, size -> input, float32 ``(C, H, W)``.
         preprocessing: the same in words.
+        range: the least and the largest value that an input can have.
         depth: what depths are, in words, if there are any.
         depth_scale: what a depth is multiplied by to be a whole number of 16 bits.
     """
@@ -39,6 +41,7 @@ class Form:
     objectives: Mapping[str, Objective]
     prepare: Callable[[Tensor, tuple[int, int]], Tensor] = rgb
     preprocessing: str = PLAIN
+    range: tuple[float, float] = (0.0, 1.0)
     depth: str = ""
     depth_scale: float = 1.0
 
@@ -69,9 +72,15 @@ def form(data: Data) -> Form:
 def _faces(data: Data) -> Form:
     height, width = SIZE if data.size is None else data.size
     objectives = dict.fromkeys(ATTRIBUTES, Attribute(data.logits or 1))
-    if data.preprocessing == "official":
-        return Form("BGR", (height, width), objectives, official, OFFICIAL)
-    return Form("RGB", (height, width), objectives)
+    match data.preprocessing or "rgb":
+        case "rgb":
+            return Form("RGB", (height, width), objectives)
+        case "imagenet":
+            scaled = [[(end - m) / d for m, d in zip(IMAGENET_MEAN, IMAGENET_DEVIATION, strict=True)] for end in (0, 1)]
+            ends = min(scaled[0]), max(scaled[1])
+            return Form("RGB", (height, width), objectives, PREPARE["imagenet"], IMAGENET, ends)
+        case "official":
+            return Form("BGR", (height, width), objectives, PREPARE["official"], OFFICIAL)
 
 
 def _pixels(data: Data, kind: type[RenderedDataset], depth: str, depth_scale: float) -> Form:

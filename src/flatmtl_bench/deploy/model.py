@@ -63,7 +63,7 @@ class Deployed:
             "input": {
                 "shape": list(self.shape),
                 "dtype": "float32",
-                "range": [0.0, 1.0],
+                "range": list(self.form.range),
                 "channels": self.form.channels,
                 "preprocessing": self.form.preprocessing,
             },

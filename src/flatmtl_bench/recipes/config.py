@@ -42,7 +42,7 @@ Split = Literal["train", "validation", "test"]
 Source = Literal["auto", "full", "mnist5k", "npz", "pickle", "faces40", "scenes", "streets"]
 Placement = Literal["corner", "jitter"]
 Disparity = Literal["divide", "multiply"]
-Preprocessing = Literal["rgb", "official"]
+Preprocessing = Literal["rgb", "imagenet", "official"]
 Averaging = Literal["pooled", "batches"]
 """Of depth and normals: over all pixels at once, or the mean over batches of the means of each."""
 Combine = Literal["individual", "direct", "second", "each"]
@@ -108,7 +108,7 @@ class Data:
     disparity: Disparity | None = None
     """What a zoom does to the disparities of streets: multiply (right), or divide as in the authors' code."""
     preprocessing: Preprocessing | None = None
-    """How the pictures of CelebA are read: rgb in [0, 1], or as in the authors' code."""
+    """How pictures of faces are read: rgb in [0, 1], by ImageNet's means and deviations, or as in the authors' code."""
     logits: Literal[1, 2] | None = None
     """Outputs for each attribute of a face."""
 
