@@ -7,11 +7,6 @@ this file (15 to 20 minutes on 2 cores that do nothing else); ``--cases lenet --
 ``--profile lenet`` prints what a step allocates.
 """
 
-import os
-
-if __name__ == "__main__":
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before PyTorch comes in, whose profiler reports each start
-
 import json
 import sys
 import time
@@ -33,13 +28,13 @@ import torchjd.autojac
 import tyro
 from torch import Tensor, autograd, nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
 
 from flatmtl import ASAM, SAM, FlatMTL, TaskParameters
 from flatmtl.aggregators import MGDA
 from flatmtl_bench.choices import one_of
 from flatmtl_bench.environment import environment
 from flatmtl_bench.files import write_whole
+from flatmtl_bench.memory import allocations, recorded
 from flatmtl_bench.models import MultiHead, build
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -433,27 +428,15 @@ def cuda_memory(step: Step, problem: Problem) -> tuple[int, int]:
 
 
 def cpu_memory(step: Step, problem: Problem) -> tuple[int, int]:
-    """Return by how much memory rises at most during a step, and by how much it has risen after it.
-
-    The profiler sees every allocation of a tensor, also those within an operator.
-    """
-    changes = [size for _, size in allocations(recorded(step, problem))]
-    running = list(accumulate(changes))
+    """Return by how much memory rises at most during a step, and by how much it has risen after it."""
+    running = list(accumulate(size for _, size in allocations(recorded(partial(anew, step, problem)))))
     return max(running), running[-1]
 
 
-def recorded(step: Step, problem: Problem, *, with_stack: bool = False) -> list[Any]:
-    """Return the profiler's events of a step."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=with_stack) as profiler:
-        problem.model.zero_grad()
-        step(problem)
-    return list(profiler.profiler.kineto_results.events())
-
-
-def allocations(events: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the time of each allocation, and its bytes; they are negative where memory is given back."""
-    found = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
-    return sorted(found, key=lambda pair: pair[0])
+def anew(step: Step, problem: Problem) -> None:
+    """Do a step that has no gradients of the one before."""
+    problem.model.zero_grad()
+    step(problem)
 
 
 def profiled(name: str, options: Options) -> list[str]:
@@ -467,8 +450,8 @@ def profiled(name: str, options: Options) -> list[str]:
         if contender.by.startswith("flatmtl"):
             step = contender.make()
             for _ in range(2):
-                recorded(step, problem)
-            events = recorded(step, problem, with_stack=True)
+                anew(step, problem)
+            events = recorded(partial(anew, step, problem), with_stack=True)
             found = [(size / problem.shared_bytes, callers(events, at)) for at, size in allocations(events) if size > 0]
             own = [(n, names) for n, names in found if not any(name.endswith(PASSES) for name in names)]
             large = [(n, names) for n, names in own if n >= 0.1]

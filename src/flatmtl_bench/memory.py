@@ -37,9 +37,25 @@ def rise(work: Callable[[], Any], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    return max(accumulate(size for _, size in allocations(recorded(work))), default=0)
+
+
+def recorded(work: Callable[[], Any], *, with_stack: bool = False) -> list[Any]:
+    """Return the profiler's events while something is done on the CPU; with the functions they are of, if asked for."""
+    activities = [ProfilerActivity.CPU]
+    with _quiet(), profile(activities=activities, profile_memory=True, with_stack=with_stack) as profiler:
         work()
-    return max(accumulate(_changes(profiler)), default=0)
+    results: Any = profiler.profiler
+    return list(results.kineto_results.events())
+
+
+def allocations(events: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return the time of each allocation, also of those within an operator, and its bytes.
+
+    Where memory is given back they are negative.
+    """
+    found = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    return sorted(found, key=lambda pair: pair[0])
 
 
 @contextmanager
@@ -57,10 +73,3 @@ def _quiet() -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-
-
-def _changes(profiler: Any) -> Iterator[int]:
-    """Yield the bytes of each allocation in their order; they are negative where memory is given back."""
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        yield event.nbytes()
