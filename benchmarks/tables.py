@@ -4,15 +4,16 @@
 ``flatmtl reproduce table1 --scale small``, and writes ``results/table1.json`` beside this file, from which
 ``docs/tables.md`` is made. With ``--pictures FOLDER``, a folder with ``fashion*.npz`` and ``mnist*.npz``, tables 1, 6,
 8 and 9 are on all three data sets, without it on the embedded digits only. A table takes an hour or two; interrupted,
-the same command goes on.
+the same command goes on. Of data sets that a command leaves out the file keeps what it has.
 """
 
 import contextlib
 import io
 import json
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import Positional
@@ -41,6 +42,8 @@ class Options:
     """Methods of the tables; none: all."""
     seeds: int | None = None
     """Seeds of the runs that count; None: as `flatmtl reproduce` has it."""
+    radii: tuple[str, ...] = ()
+    """Radii of which validation chooses; none: as `flatmtl reproduce` has it."""
     out: Path = RESULTS
     """Folder of the files to write."""
 
@@ -49,9 +52,19 @@ def main(options: Options) -> None:
     """Train what is lacking, and write what came out."""
     for table in options.tables:
         words = command(options, table)
-        result = {"command": " ".join(shown(words)), "outcomes": json.loads(run(words)), "environment": environment()}
-        options.out.mkdir(parents=True, exist_ok=True)
-        write_whole(options.out / f"{table}.json", json.dumps(result, indent=1) + "\n")
+        made = {"command": " ".join(shown(words)), "environment": environment()}
+        outcomes = [made | outcome for outcome in json.loads(run(words))]
+        path = options.out / f"{table}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = json.loads(path.read_text()) if path.exists() else []
+        write_whole(path, json.dumps(merged(before, outcomes), indent=1) + "\n")
+
+
+def merged(before: list[dict[str, Any]], made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what was made, and of other data sets what was there before, in the order of the paper."""
+    by_data = {outcome["paper_data"]: outcome for outcome in (*before, *made)}
+    order = list(chain.from_iterable(table.data.values() for table in TABLES.values()))
+    return sorted(by_data.values(), key=lambda outcome: order.index(outcome["paper_data"]))
 
 
 def command(options: Options, table: str) -> list[str]:
@@ -69,7 +82,7 @@ def command(options: Options, table: str) -> list[str]:
         "--out",
         options.runs,
     ]
-    for name in ("data", "methods"):
+    for name in ("data", "methods", "radii"):
         words += [f"--{name}", *getattr(options, name)] if getattr(options, name) else []
     words += ["--seeds", str(options.seeds)] if options.seeds else []
     return words + (["--root", options.pictures] if options.pictures else [])

@@ -662,12 +662,12 @@ def tables_block() -> str:
     return "\n\n".join(chain.from_iterable(_reproduced(json.loads(path.read_text())) for path in paths))
 
 
-def _reproduced(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the headings, sentences and tables of one table of the paper, made by one command."""
-    for outcome in result["outcomes"]:
+def _reproduced(outcomes: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the headings, sentences and tables of one table of the paper."""
+    for outcome in outcomes:
         yield f"## {outcome['title'].partition(':')[0]}"
         about = markdown.escaped(outcome["title"].partition(": ")[2])
-        yield f"{about[0].upper()}{about[1:]} Made by `{result['command']}`:"
+        yield f"{about[0].upper()}{about[1:]} Made by `{outcome['command']}`:"
         yield from map(markdown.escaped, outcome["lines"])
         for grid in map(Grid.from_dict, outcome["grids"]):
             yield " ".join(map(markdown.escaped, grid.caption))

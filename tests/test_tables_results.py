@@ -11,7 +11,7 @@ from flatmtl_bench.reports import paper
 from flatmtl_bench.reproduce.tables import TABLES
 
 PATHS = sorted(Path(tables.RESULTS).glob("table[1-9].json"))
-OUTCOMES = [outcome for path in PATHS for outcome in json.loads(path.read_text())["outcomes"]]
+OUTCOMES = [outcome for path in PATHS for outcome in json.loads(path.read_text())]
 
 
 def names(outcome):
@@ -74,3 +74,20 @@ def test_commands_name_no_folder_of_a_machine():
         *("--out", "FOLDER", "--root", "FOLDER"),
     ]
     assert not [path for path in PATHS if "/work" in path.read_text() or "/tmp" in path.read_text()]
+
+
+class TestMerged:
+    """A file keeps what it has of data sets that a command leaves out."""
+
+    def test_what_was_made_replaces_what_was_there_of_the_same_data_only(self):
+        before = [{"paper_data": "MultiMNIST", "made": 1}, {"paper_data": "MultiFashion+MNIST", "made": 1}]
+        made = [{"paper_data": "MultiMNIST", "made": 2}]
+        assert tables.merged(before, made) == [*made, before[1]]
+
+    def test_the_order_is_that_of_the_paper(self):
+        names = ["MultiFashion", "MultiMNIST", "MultiFashion+MNIST"]
+        outcomes = [{"paper_data": name} for name in names]
+        assert tables.merged(outcomes[2:], outcomes[1::-1]) == outcomes
+
+    def test_each_outcome_says_what_made_it(self):
+        assert all({"command", "environment"} <= outcome.keys() for outcome in OUTCOMES)

@@ -385,7 +385,7 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         assert cli.main(["reproduce", "table8", "--scale", "small", "--seeds", "1", "--epochs", "1", "--dry-run"]) == 0
         told = capsys.readouterr()
-        assert "table8 on MultiFashion: multifashion, 2 rows, 1 seed, 4 runs to choose radii, 2 that count" in told.out
+        assert "table8 on MultiFashion: multifashion, 2 rows, 1 seed, 0 runs to choose radii, 2 that count" in told.out
         assert told.out.count("its data are not there: Multi") == 2
         assert "of 5 different runs whose data are there, 5 are not finished" in told.out
 
