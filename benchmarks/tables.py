@@ -4,12 +4,14 @@
 ``flatmtl reproduce table1 --scale small``, and writes ``results/table1.json`` beside this file, from which
 ``docs/tables.md`` is made. With ``--pictures FOLDER``, a folder with ``fashion*.npz`` and ``mnist*.npz``, tables 1, 6,
 8 and 9 are on all three data sets, without it on the embedded digits only. A table takes an hour or two; interrupted,
-the same command goes on. Of data sets that a command leaves out the file keeps what it has.
+the same command goes on. Flags of `flatmtl reproduce` and `flatmtl run` can be given too, as ``--data multimnist``: of
+data sets that a command leaves out the file keeps what it has.
 """
 
 import contextlib
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -30,28 +32,20 @@ RESULTS = Path(__file__).parent / "results"
 class Options:
     """Make tables of the paper again, and write each as JSON."""
 
-    tables: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="TABLE ...")] = tuple(TABLES)
+    tables: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="TABLE ...")] = ()
     """table1 to table9; none: all, which takes most of a day."""
     runs: str = "runs"
     """Folder of run folders, in which finished ones are not trained again."""
     pictures: str | None = None
     """Folder with fashion*.npz and mnist*.npz; None: the embedded digits alone."""
-    data: tuple[str, ...] = ()
-    """Data sets of the tables; none: all that are there."""
-    methods: tuple[str, ...] = ()
-    """Methods of the tables; none: all."""
-    seeds: int | None = None
-    """Seeds of the runs that count; None: as `flatmtl reproduce` has it."""
-    radii: tuple[str, ...] = ()
-    """Radii of which validation chooses; none: as `flatmtl reproduce` has it."""
     out: Path = RESULTS
     """Folder of the files to write."""
 
 
-def main(options: Options) -> None:
+def main(options: Options, flags: Sequence[str]) -> None:
     """Train what is lacking, and write what came out."""
-    for table in options.tables:
-        words = command(options, table)
+    for table in options.tables or TABLES:
+        words = command(options, table, flags)
         made = {"command": " ".join(shown(words)), "environment": environment()}
         outcomes = [made | outcome for outcome in json.loads(run(words))]
         path = options.out / f"{table}.json"
@@ -67,25 +61,11 @@ def merged(before: list[dict[str, Any]], made: list[dict[str, Any]]) -> list[dic
     return sorted(by_data.values(), key=lambda outcome: order.index(outcome["paper_data"]))
 
 
-def command(options: Options, table: str) -> list[str]:
+def command(options: Options, table: str, flags: Sequence[str] = ()) -> list[str]:
     """Return the words of the command for a table; one thread a run, on which the last digits depend."""
-    words = [
-        "reproduce",
-        table,
-        "--scale",
-        "small",
-        "--json",
-        "--threads",
-        "1",
-        "--device",
-        "cpu",
-        "--out",
-        options.runs,
-    ]
-    for name in ("data", "methods", "radii"):
-        words += [f"--{name}", *getattr(options, name)] if getattr(options, name) else []
-    words += ["--seeds", str(options.seeds)] if options.seeds else []
-    return words + (["--root", options.pictures] if options.pictures else [])
+    words = ["reproduce", table, "--scale", "small", "--json", "--threads", "1", "--device", "cpu"]
+    root = ["--root", options.pictures] if options.pictures else []
+    return [*words, "--out", options.runs, *flags, *root]
 
 
 def shown(words: list[str]) -> list[str]:
@@ -105,4 +85,4 @@ def run(words: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(*tyro.cli(Options, return_unknown_args=True))

@@ -19,6 +19,8 @@ from typing import Any
 from flatmtl.aggregators import AGGREGATORS
 from flatmtl_bench.reports import claims, markdown
 from flatmtl_bench.reports.grid import Grid
+from flatmtl_bench.reproduce.scales import SMALL
+from flatmtl_bench.reproduce.tables import TABLES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -662,6 +664,17 @@ def tables_block() -> str:
     return "\n\n".join(chain.from_iterable(_reproduced(json.loads(path.read_text())) for path in paths))
 
 
+def small_scale_block() -> str:
+    """Return what `flatmtl reproduce --scale small` trains for each data set of the paper."""
+    printed = {name: text for each in TABLES.values() for name, text in each.data.items()}
+    headings = ["the paper's data", "here", "flags of `flatmtl run`", "rho of the flat methods", "seeds"]
+    rows = [
+        [printed[name], f"`{size.data}`", f"`{' '.join(size.flags)}`", " or ".join(size.radii), str(size.seeds)]
+        for name, size in SMALL.items()
+    ]
+    return table([headings, *rows])
+
+
 def _reproduced(outcomes: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the headings, sentences and tables of one table of the paper."""
     for outcome in outcomes:
@@ -719,7 +732,7 @@ PAGES = (
         },
     ),
     Page(DOCS / "flatness.md", {"flatness": flatness_block}),
-    Page(DOCS / "tables.md", {"tables": tables_block}),
+    Page(DOCS / "tables.md", {"small-scale": small_scale_block, "tables": tables_block}),
     Page(DOCS / "reports.md", {"report": report_block}),
     Page(DOCS / "ranks.md", {"ddp": code_of("ddp_loop", "losses", "train")}),
 )

@@ -68,10 +68,10 @@ class TestOutcome:
 
 
 def test_commands_name_no_folder_of_a_machine():
-    words = tables.command(tables.Options(("table1",), "/some/runs", "/some/pictures"), "table1")
+    words = tables.command(tables.Options(("table1",), "/some/runs", "/some/pictures"), "table1", ["--seeds", "2"])
     assert tables.shown(words) == [
         *("flatmtl", "reproduce", "table1", "--scale", "small", "--json", "--threads", "1", "--device", "cpu"),
-        *("--out", "FOLDER", "--root", "FOLDER"),
+        *("--out", "FOLDER", "--seeds", "2", "--root", "FOLDER"),
     ]
     assert not [path for path in PATHS if "/work" in path.read_text() or "/tmp" in path.read_text()]
 

@@ -258,6 +258,12 @@ class TestBeside:
         (claim,) = [c for c in found["claims"] if c["claim"] == "F-MGDA is better than MGDA"]
         assert claim["verdict"] == "not measured"
 
+    @pytest.mark.parametrize(("radii", "said"), [(("0.5", "1.0"), "validation chose"), (("1.0",), "not tuned")])
+    def test_it_says_whether_validation_chose_the_radii(self, radii, said):
+        here = part()
+        here = replace(here, size=replace(here.size, radii=radii))
+        assert said in outcome(Tuning(here, {}), [], {}).beside.side_by_side().caption[0]
+
     def test_marks_are_on_quoted_rows_and_lost_cells(self):
         here = part("table3", "nyuv2", FULL["nyuv2"])
         grid = outcome(Tuning(here, {}), [], {}).beside.side_by_side()

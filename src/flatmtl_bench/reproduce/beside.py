@@ -20,7 +20,7 @@ QUOTES = f"{QUOTED} the paper quotes these numbers from elsewhere: they may come
 LOST = f"{LOSES} in the paper the flat form is worse than the plain one here."
 SPREADS = (
     "paper: what is printed, ± its standard deviation where there is one. here: mean ± standard deviation over the "
-    "seeds. rho: the radius that validation chose."
+    "seeds."
 )
 
 
@@ -208,9 +208,11 @@ class Beside:
         headings = [f"{c.heading}: {which}" for c in self.columns.values() for which in ("paper", "here", "difference")]
         compared = self.compared()
         rows = [self._line(cells) for cells in compared]
+        chosen = any(self.part.tuned(row) for row in self.part.rows)
+        rho = "rho: the radius that validation chose." if chosen else "rho: the radius, which is not tuned."
         quoted = [QUOTES] * any(row.quoted for row in self.part.rows)
         lost = [LOST] * any(cell.loses for cells in compared for cell in cells)
-        return Grid("side by side", [SPREADS, *quoted, *lost], ["method", "rho", "seeds", *headings], rows, names=3)
+        return Grid("side by side", [f"{SPREADS} {rho}", *quoted, *lost], ["method", "rho", "seeds", *headings], rows, names=3)
 
     def _line(self, cells: Sequence[Compared]) -> list[Cell]:
         row, seeds, ours = cells[0].row, cells[0].seeds, self.ours(cells[0].row)
