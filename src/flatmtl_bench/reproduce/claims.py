@@ -88,8 +88,8 @@ def _flat_is_better(beside: Beside) -> Iterator[Answer]:
     for gains in beside.gains():
         gain = gains[-1]
         if not gain.flat.beside:
-            claim = f"{gain.flat.label} is better than {gain.plain.label}"
-            yield Answer(claim, beside.part.data, f"{column.heading}: flat less plain", gain.ours, column.form)
+            what = f"{column.heading}: {gain.flat.label} less {gain.plain.label}"
+            yield Answer("A method is better when it is flat", beside.part.data, what, gain.ours, column.form)
 
 
 def _spread_shrinks(beside: Beside) -> Iterator[Answer]:
