@@ -212,7 +212,9 @@ class Beside:
         rho = "rho: the radius that validation chose." if chosen else "rho: the radius, which is not tuned."
         quoted = [QUOTES] * any(row.quoted for row in self.part.rows)
         lost = [LOST] * any(cell.loses for cells in compared for cell in cells)
-        return Grid("side by side", [f"{SPREADS} {rho}", *quoted, *lost], ["method", "rho", "seeds", *headings], rows, names=3)
+        return Grid(
+            "side by side", [f"{SPREADS} {rho}", *quoted, *lost], ["method", "rho", "seeds", *headings], rows, names=3
+        )
 
     def _line(self, cells: Sequence[Compared]) -> list[Cell]:
         row, seeds, ours = cells[0].row, cells[0].seeds, self.ours(cells[0].row)
