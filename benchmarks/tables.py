@@ -4,8 +4,8 @@
 ``flatmtl reproduce table1 --scale small``, and writes ``results/table1.json`` beside this file, from which
 ``docs/tables.md`` is made. With ``--pictures FOLDER``, a folder with ``fashion*.npz`` and ``mnist*.npz``, tables 1, 6,
 8 and 9 are on all three data sets, without it on the embedded digits only. A table takes an hour or two; interrupted,
-the same command goes on. Flags of `flatmtl reproduce` and `flatmtl run` can be given too, as ``--data multimnist``: of
-data sets that a command leaves out the file keeps what it has.
+the same command goes on. Flags of `flatmtl reproduce` and `flatmtl run` can be given after the tables, as
+``--data multimnist``: of data sets that a command leaves out the file keeps what it has.
 """
 
 import contextlib
@@ -26,6 +26,10 @@ from flatmtl_bench.files import write_whole
 from flatmtl_bench.reproduce.tables import TABLES
 
 RESULTS = Path(__file__).parent / "results"
+ORDER = list(dict.fromkeys(chain.from_iterable(table.data.values() for table in TABLES.values())))
+"""The data sets as they are printed, in the order of the paper."""
+FIXED = ("--scale", "--protocol", "--format", "--json", "--no-json", "--dry-run")
+"""Flags of `flatmtl reproduce` that this script decides."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +44,81 @@ class Options:
     """Folder with fashion*.npz and mnist*.npz; None: the embedded digits alone."""
     out: Path = RESULTS
     """Folder of the files to write."""
+    overwrite: bool = False
+    """Replace results even by ones of fewer methods or seeds."""
 
 
 def main(options: Options, flags: Sequence[str]) -> None:
-    """Train what is lacking, and write what came out."""
+    """Train what is lacking, and write what came out.
+
+    Raises:
+        SystemExit: a table cannot be made, or its file could not be written without loss.
+    """
+    _refuse(flags)
     for table in options.tables or TABLES:
+        path = options.out / f"{table}.json"
+        before = read(path)
         words = command(options, table, flags)
         made = {"command": " ".join(shown(words)), "environment": environment()}
         outcomes = [made | outcome for outcome in json.loads(run(words))]
-        path = options.out / f"{table}.json"
+        if not options.overwrite and (lost := lacking(before, outcomes)):
+            raise SystemExit(
+                f"{path} is left as it is, for it would lose {lost}. Add --overwrite to replace it; no run is lost."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
-        before = json.loads(path.read_text()) if path.exists() else []
         write_whole(path, json.dumps(merged(before, outcomes), indent=1) + "\n")
+
+
+def _refuse(flags: Sequence[str]) -> None:
+    """Refuse flags that make something else than a table at the small scale."""
+    for flag in flags:
+        if flag.partition("=")[0].replace("_", "-") in FIXED:
+            raise SystemExit(
+                f"{flag} is not for this script; expected none of {', '.join(FIXED)}. Use flatmtl reproduce."
+            )
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the outcomes in a file; none if it is not there.
+
+    Raises:
+        SystemExit: it is something else.
+    """
+    if not path.exists():
+        return []
+    with contextlib.suppress(ValueError):
+        found = json.loads(path.read_text())
+        if isinstance(found, list) and all(
+            isinstance(each, dict) and each.get("paper_data") in ORDER for each in found
+        ):
+            return found
+    raise SystemExit(f"{path} holds no list of tables, one for each data set. Move it away, or give another --out.")
+
+
+def lacking(before: list[dict[str, Any]], made: list[dict[str, Any]]) -> str:
+    """Return in words what was there and is not made of the same data: methods and seeds."""
+    by_data = {outcome["paper_data"]: _seeds(outcome) for outcome in made}
+    lost = [
+        f"{method} with seed {seed} on {outcome['paper_data']}"
+        for outcome in before
+        if (now := by_data.get(outcome["paper_data"])) is not None
+        for method, seed in _seeds(outcome)
+        if (method, seed) not in now
+    ]
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    return f"{', '.join(lost[:3])}{more}"
+
+
+def _seeds(outcome: dict[str, Any]) -> list[tuple[str, int]]:
+    """Return each method with each of its seeds that has a number."""
+    found = [(cell["method"], seed) for cell in outcome["cells"] if cell["ours"] for seed in cell["ours"]["seeds"]]
+    return list(dict.fromkeys(found))
 
 
 def merged(before: list[dict[str, Any]], made: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what was made, and of other data sets what was there before, in the order of the paper."""
     by_data = {outcome["paper_data"]: outcome for outcome in (*before, *made)}
-    order = list(chain.from_iterable(table.data.values() for table in TABLES.values()))
-    return sorted(by_data.values(), key=lambda outcome: order.index(outcome["paper_data"]))
+    return sorted(by_data.values(), key=lambda outcome: ORDER.index(outcome["paper_data"]))
 
 
 def command(options: Options, table: str, flags: Sequence[str] = ()) -> list[str]:
@@ -70,8 +130,9 @@ def command(options: Options, table: str, flags: Sequence[str] = ()) -> list[str
 
 def shown(words: list[str]) -> list[str]:
     """Return the command without the folders of one machine."""
-    befores = ["", *words[:-1]]
-    return ["flatmtl", *("FOLDER" if b in ("--out", "--root") else w for b, w in zip(befores, words, strict=True))]
+    apart = list(chain.from_iterable(word.split("=", 1) if word.startswith("--") else [word] for word in words))
+    befores = ["", *apart[:-1]]
+    return ["flatmtl", *("FOLDER" if b in ("--out", "--root") else w for b, w in zip(befores, apart, strict=True))]
 
 
 def run(words: list[str]) -> str:

@@ -73,6 +73,7 @@ def test_commands_name_no_folder_of_a_machine():
         *("flatmtl", "reproduce", "table1", "--scale", "small", "--json", "--threads", "1", "--device", "cpu"),
         *("--out", "FOLDER", "--seeds", "2", "--root", "FOLDER"),
     ]
+    assert "FOLDER" in tables.shown(["reproduce", "table1", "--root=/home/me/x"])
     assert not [path for path in PATHS if "/work" in path.read_text() or "/tmp" in path.read_text()]
 
 
@@ -91,3 +92,53 @@ class TestMerged:
 
     def test_each_outcome_says_what_made_it(self):
         assert all({"command", "environment"} <= outcome.keys() for outcome in OUTCOMES)
+
+
+def outcome(data="MultiMNIST", **seeds):
+    """Return what a file has of a data set: of each method its seeds."""
+    cells = [{"method": method, "ours": {"seeds": numbers}} for method, numbers in seeds.items()]
+    return {"paper_data": data, "cells": [*cells, {"method": "quoted", "ours": None}]}
+
+
+class TestKept:
+    """Nothing that is there is lost without being asked for."""
+
+    @pytest.fixture
+    def make(self, tmp_path, monkeypatch):
+        """Return what makes table 8 of given outcomes; its file holds two seeds of a method."""
+        path = tmp_path / "table8.json"
+        path.write_text(json.dumps([outcome(ERM=[0, 1])]))
+
+        def make(*outcomes, flags=(), **options):
+            monkeypatch.setattr(tables, "run", lambda _: json.dumps(outcomes))
+            tables.main(tables.Options(("table8",), out=tmp_path, **options), flags)
+            return json.loads(path.read_text())
+
+        make.path = path
+        return make
+
+    @pytest.mark.parametrize("fewer", [outcome(ERM=[0]), outcome(Ours=[0, 1]), outcome()])
+    def test_fewer_seeds_or_methods_are_not_written(self, make, fewer):
+        before = make.path.read_text()
+        with pytest.raises(SystemExit, match=r"would lose ERM with seed .* on MultiMNIST.*--overwrite"):
+            make(fewer)
+        assert make.path.read_text() == before
+
+    def test_they_are_if_asked_for(self, make):
+        assert make(outcome(ERM=[0]), overwrite=True)[0]["cells"][0]["ours"]["seeds"] == [0]
+
+    def test_as_many_more_and_other_data_are_written(self, make):
+        assert len(make(outcome(ERM=[0, 1], Ours=[0]))[0]["cells"]) == 3
+        assert [each["paper_data"] for each in make(outcome("MultiFashion", ERM=[0]))] == ["MultiFashion", "MultiMNIST"]
+
+    @pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"paper_data": "mine"}]'])
+    def test_a_file_of_something_else_stops_before_anything_is_trained(self, make, monkeypatch, text):
+        make.path.write_text(text)
+        with pytest.raises(SystemExit, match="holds no list of tables"):
+            make()
+        assert make.path.read_text() == text
+
+    @pytest.mark.parametrize("flag", ["--dry-run", "--dry_run", "--scale=full", "--scale", "--format", "--protocol"])
+    def test_flags_that_make_something_else_are_refused(self, make, flag):
+        with pytest.raises(SystemExit, match=f"{flag} is not for this script"):
+            make(outcome(ERM=[0, 1]), flags=[flag])

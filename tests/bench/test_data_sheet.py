@@ -8,7 +8,9 @@ from matplotlib.image import imread
 from torch.nn.functional import one_hot
 
 from flatmtl_bench.data import sheet
+from flatmtl_bench.data.attributes import ATTRIBUTES, rgb
 from flatmtl_bench.data.base import TaskDataset
+from flatmtl_bench.data.faces40 import Faces40
 from flatmtl_bench.data.painting import answer, class_colour, paint
 from flatmtl_bench.metrics import Attribute, Classification, Depth, Normals, Objective, Segmentation
 
@@ -219,3 +221,25 @@ class TestPredictions:
         assert answer(Other(), torch.ones(1, 2, 2)).shape == (1, 2, 2)
         with pytest.raises(TypeError, match="no sheet shows a New"):
             answer(New(), torch.ones(1))
+
+
+class TestPreprocessed:
+    """Whatever a model is given, people are shown the picture."""
+
+    @pytest.mark.parametrize("name", ["rgb", "imagenet"])
+    def test_faces_are_drawn_in_their_own_colours(self, figure, tmp_path, name):
+        faces = Faces40("test", samples=2, size=(36, 36), preprocessing=name)
+        sheet.contact_sheet(faces, tmp_path / "sheet.png", seed=3)
+        sheet.prediction_sheet(
+            faces, dict.fromkeys(range(2), dict.fromkeys(ATTRIBUTES, torch.zeros(1))), tmp_path / "p.png"
+        )
+        own = [np.asarray(rgb(faces.picture(index), (36, 36)).permute(1, 2, 0)) for index in range(2)]
+        for drawn in figure:
+            shown = images(drawn)
+            assert len(shown) == 2
+            assert all(min(np.abs(picture - other).max() for other in shown) < 1e-6 for picture in own)
+
+    def test_blue_green_red_is_drawn_as_red_green_blue(self, figure, tmp_path):
+        faces = Faces40("test", samples=1, size=(36, 36), preprocessing="official")
+        sheet.contact_sheet(faces, tmp_path / "sheet.png")
+        assert np.array_equal(images(figure[0])[0], np.asarray(faces[0][0].flip(0).permute(1, 2, 0)))

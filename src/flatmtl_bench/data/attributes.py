@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,6 +20,16 @@ ATTRIBUTES = tuple(DISTRIBUTION)
 MEAN = (73.158, 82.909, 72.392)  # blue, green, red; subtracted by the authors' code
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of red, green and blue, in [0, 1], over the photographs of ImageNet."""
+
+PLAIN = "resized bilinearly, antialiased, in 8 bits; divided by 255"
+_IMAGENET = f"{PLAIN}; less {IMAGENET_MEAN} and divided by {IMAGENET_DEVIATION}, by channel"
+_OFFICIAL = (
+    "blue, green, red; less 73.158, 82.909, 72.392; stretched so that least and largest value of the picture are 0 and "
+    "255, in 8 bits; resized bilinearly, antialiased; divided by 255"
+)
+
+Prepare = Callable[[Tensor, tuple[int, int]], Tensor]
+"""Picture as it is read, size -> input of a model."""
 
 
 class AttributeDataset(TaskDataset):
@@ -46,11 +57,11 @@ class AttributeDataset(TaskDataset):
         self, split: str, *, validation_share: float, size: tuple[int, int], preprocessing: str, logits: int
     ) -> None:
         check_split(split, validation_share, made=True)
-        one_of("preprocessing", preprocessing, PREPARE)
+        one_of("preprocessing", preprocessing, PREPROCESSING)
         self.objectives = dict.fromkeys(ATTRIBUTES, Attribute(logits))
         self.classes = {}
         self.split, self.size = split, size
-        self._prepare = PREPARE[preprocessing]
+        self._preprocessing = PREPROCESSING[preprocessing]
 
     @abstractmethod
     def picture(self, index: int) -> Tensor:
@@ -61,7 +72,11 @@ class AttributeDataset(TaskDataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, int]]:
         labels = dict(zip(ATTRIBUTES, self.labels[index].tolist(), strict=True))
-        return self._prepare(self.picture(index), self.size), labels
+        return self._preprocessing.prepare(self.picture(index), self.size), labels
+
+    def to_look_at(self, item: Tensor) -> Tensor:
+        """Return the picture in an input, without its preprocessing but for stretching and resizing."""
+        return self._preprocessing.undo(item)
 
 
 def rgb(picture: Tensor, size: tuple[int, int]) -> Tensor:
@@ -100,9 +115,48 @@ def official(picture: Tensor, size: tuple[int, int]) -> Tensor:
     return rgb(((shifted - low) * (255 / (high - low)) + 0.5).clamp(0, 255).to(torch.uint8), size)
 
 
-PREPARE: Mapping[str, Callable[[Tensor, tuple[int, int]], Tensor]] = {
-    "rgb": rgb,
-    "imagenet": imagenet,
-    "official": official,
+def _same(item: Tensor) -> Tensor:
+    return item
+
+
+def _reversed(item: Tensor) -> Tensor:
+    return item.flip(0)
+
+
+def _from_imagenet(item: Tensor) -> Tensor:
+    """Return an item of `imagenet` as it was before: float32 ``(3, H, W)`` in [0, 1]."""
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_DEVIATION))
+    return (item * deviation + mean).clamp(0, 1)  # the last digits may go beyond
+
+
+def _ends(prepare: Prepare) -> tuple[float, float]:
+    """Return the least and the largest value that preprocessing comes to: those of a black and a white picture."""
+    low, high = prepare(torch.tensor([0, 255], dtype=torch.uint8).expand(3, 1, 2), (1, 2)).aminmax()
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How the picture of a face becomes the input of a model.
+
+    Attributes:
+        prepare: picture as it is read, uint8 ``(3, h, w)``, size -> input, float32 ``(3, H, W)``.
+        words: the same for people.
+        channels: what the numbers of a pixel are, in this order.
+        range: the least and the largest value that an input can have.
+        undo: input -> the picture in it, red, green and blue in [0, 1].
+    """
+
+    prepare: Prepare
+    words: str = PLAIN
+    channels: str = "RGB"
+    range: tuple[float, float] = (0.0, 1.0)
+    undo: Callable[[Tensor], Tensor] = _same
+
+
+PREPROCESSING: Mapping[str, Preprocessing] = {
+    "rgb": Preprocessing(rgb),
+    "imagenet": Preprocessing(imagenet, _IMAGENET, range=_ends(imagenet), undo=_from_imagenet),
+    "official": Preprocessing(official, _OFFICIAL, "BGR", undo=_reversed),
 }
-"""Picture as it is read, size -> input of a model; by the name of the preprocessing."""
+"""By name."""

@@ -32,7 +32,8 @@ def check_split(split: str, validation_share: float, seed: int = 0, *, made: boo
 class TaskDataset(Dataset[tuple[Tensor, dict[str, Any]]]):
     """One split of a data set: items ``(input, {task: target})``.
 
-    Inputs are float32 ``(C, H, W)`` in [0, 1]. ``str`` of it says in one line what it is and where it comes from.
+    Inputs are float32 ``(C, H, W)``, in [0, 1] unless their preprocessing says otherwise. ``str`` of it says in one
+    line what it is and where it comes from.
 
     Attributes:
         objectives: task -> what it is trained by and judged by; the order is that of the tasks.
@@ -56,6 +57,10 @@ class TaskDataset(Dataset[tuple[Tensor, dict[str, Any]]]):
     def clean(self) -> "TaskDataset":
         """The same items as they are, where this data set changes them at random."""
         return self
+
+    def to_look_at(self, item: Tensor) -> Tensor:
+        """Return the picture in an input: ``(1 or 3, H, W)``, gray or red, green and blue, in [0, 1]."""
+        return item
 
     def start_epoch(self, epoch: int) -> None:
         """Let the random changes of items be those of an epoch; the same for any number of loader processes."""

@@ -43,8 +43,8 @@ _HINT = "`flatmtl data where celeba` says how to obtain CelebA; --source faces40
 class CelebA(AttributeDataset):
     """Photographs of celebrities with 40 attributes, 162,770 for training, 19,867 for validation, 19,962 for testing.
 
-    Items are ``(picture, {attribute: 0 or 1})``: float32 pictures ``(3, 64, 64)`` in [0, 1], made of aligned crops of
-    218x178 pixels. Splits are those of the partition list.
+    Items are ``(picture, {attribute: 0 or 1})``: float32 pictures ``(3, 64, 64)``, see ``preprocessing``, made of
+    aligned crops of 218x178 pixels. Splits are those of the partition list.
 
     Three layouts are told apart by what is there: the original one (lists in ``Anno`` and ``Eval``, pictures in
     ``Img/img_align_celeba``), that of Sener and Koltun (lists in root, pictures in ``img_align_celeba`` twice over) and

@@ -1,24 +1,15 @@
 """What the items of a data set are like, known from the options of a run alone: none of its files is needed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from flatmtl_bench.data.attributes import ATTRIBUTES, IMAGENET_DEVIATION, IMAGENET_MEAN, PREPARE, rgb
+from flatmtl_bench.data.attributes import ATTRIBUTES, PLAIN, PREPROCESSING, Prepare, rgb
 from flatmtl_bench.data.celeba import SIZE
 from flatmtl_bench.data.multimnist import KINDS
 from flatmtl_bench.data.scenes import RenderedDataset, Scenes, Streets
 from flatmtl_bench.data.sources import CANVAS, CLASSES
 from flatmtl_bench.metrics import Attribute, Classification, Objective
 from flatmtl_bench.recipes.config import Data
-
-PLAIN = "resized bilinearly, antialiased, in 8 bits; divided by 255"
-OFFICIAL = (
-    "blue, green, red; less 73.158, 82.909, 72.392; stretched so that least and largest value of the picture are 0 and "
-    "255, in 8 bits; resized bilinearly, antialiased; divided by 255"
-)
-IMAGENET = f"{PLAIN}; less {IMAGENET_MEAN} and divided by {IMAGENET_DEVIATION}, by channel"
 
 
 @dataclass(frozen=True)
@@ -39,7 +30,7 @@ class Form:
     channels: str
     size: tuple[int, int] | None
     objectives: Mapping[str, Objective]
-    prepare: Callable[[Tensor, tuple[int, int]], Tensor] = rgb
+    prepare: Prepare = rgb
     preprocessing: str = PLAIN
     range: tuple[float, float] = (0.0, 1.0)
     depth: str = ""
@@ -72,15 +63,8 @@ def form(data: Data) -> Form:
 def _faces(data: Data) -> Form:
     height, width = SIZE if data.size is None else data.size
     objectives = dict.fromkeys(ATTRIBUTES, Attribute(data.logits or 1))
-    match data.preprocessing or "rgb":
-        case "rgb":
-            return Form("RGB", (height, width), objectives)
-        case "imagenet":
-            scaled = [[(end - m) / d for m, d in zip(IMAGENET_MEAN, IMAGENET_DEVIATION, strict=True)] for end in (0, 1)]
-            ends = min(scaled[0]), max(scaled[1])
-            return Form("RGB", (height, width), objectives, PREPARE["imagenet"], IMAGENET, ends)
-        case "official":
-            return Form("BGR", (height, width), objectives, PREPARE["official"], OFFICIAL)
+    how = PREPROCESSING[data.preprocessing or "rgb"]
+    return Form(how.channels, (height, width), objectives, how.prepare, how.words, how.range)
 
 
 def _pixels(data: Data, kind: type[RenderedDataset], depth: str, depth_scale: float) -> Form:

@@ -38,7 +38,7 @@ class Shown:
     """An item to be drawn.
 
     Attributes:
-        picture: ``(1, H, W)`` or ``(3, H, W)`` in [0, 1].
+        picture: the input of a model, ``(1, H, W)`` or ``(3, H, W)``.
         truth: task -> target.
         prediction: task -> what is predicted, in the form of a target; None: nothing is.
     """
@@ -133,7 +133,7 @@ def _draw(dataset: TaskDataset, items: Sequence[Shown], columns: int) -> Figure:
     figure.text(0.5, 1 - LINE / 2 / height, "\n".join(title), fontsize=9, ha="center", va="top")
     farthest = _farthest(dataset, items)
     for number, item in enumerate(items):
-        panels = [item.picture.permute(1, 2, 0).numpy(), *_painted(dataset, item, farthest)]
+        panels = [dataset.to_look_at(item.picture).permute(1, 2, 0).numpy(), *_painted(dataset, item, farthest)]
         for panel, (heading, shown) in enumerate(zip(headings, panels, strict=True)):
             left, bottom = place.left(number, panel), place.bottom(number, rows) + below
             axes = figure.add_axes((left / width, bottom / height, side * aspect / width, side / height))

@@ -177,7 +177,7 @@ def _more_than_sam(beside: Beside) -> Iterator[Answer]:
         if row.flat and row.method not in (ALONE, "ls"):
             what = f"{column.heading}: {row.label} less F-STL"
             found = beside.paired(alone, row, column)
-            claim = "Flat multi-task learning is more than single-task SAM"
+            claim = "Flat multi-task learning is more than single-task SAM" + " (said of NYUv2)" * alone.beside
             yield Answer(claim, beside.part.data, what, found, column.form)
 
 

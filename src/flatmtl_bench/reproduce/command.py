@@ -40,13 +40,13 @@ class Reproduce:
     tables: Annotated[Positional[tuple[str, ...]], arg(metavar="TABLE ...")]
     """table1 to table9."""
     scale: Literal["full", "small"] = "full"
-    """full: as in the paper. small: data that need no files, small nets, a size for two CPU cores."""
+    """full: as in the paper. small: sized for two CPU cores: small nets, data that need no files except for clothes."""
     data: tuple[str, ...] = ()
     """Data sets of the table; none: all whose files are there. E.g. multimnist."""
     methods: tuple[str, ...] = ()
     """Methods of the table; none: all. E.g. stl mgda."""
     seeds: int | None = None
-    """Seeds of the runs whose results count; None: three, or five for table1 on multimnist at the small scale."""
+    """Seeds of the runs whose results count; None: three, or five on multimnist at the small scale."""
     radii: tuple[float, ...] = ()
     """Radii of which validation chooses; none: those of the scale. With a single one nothing is to be chosen."""
     protocol: Protocol = "honest"
