@@ -127,8 +127,8 @@ class Outcome:
         """Return time and memory of a step of each method."""
         calls = ["aggregator calls"] if self.calls else []
         caption = (
-            "A step: median over those of a run, then mean ± standard deviation over the runs; its peak of memory. Times "
-            "are rough if other work ran beside, as runs do with several at a time."
+            "A step: median over those of a run, then mean ± standard deviation over the runs; its peak of memory. "
+            "Times are rough if other work ran beside, as runs do with several at a time."
         )
         rows = [self._costs(row, ours) for row in self.beside.part.rows if (ours := self.beside.ours(row)) is not None]
         return Grid("cost", [caption], ["method", *calls, "ms per step", "MiB per step"], rows)
