@@ -48,6 +48,8 @@ class Options:
 
     cases: tuple[str, ...] = ()
     """Names of cases; none: all of them."""
+    processes: int = 2
+    """Each contender has at most so many, one after the other."""
     rounds: int = 15
     """In each process a step is run so many times beside its floor."""
     least_rounds: int = 5
@@ -338,7 +340,7 @@ def times_of_all(name: str, options: Options) -> list[dict[str, Any]]:
     records = []
     for number, contender in enumerate(CONTENDERS):
         found: list[list[float]] = []
-        for _ in range(contender.processes):
+        for _ in range(min(contender.processes, options.processes)):
             with ProcessPoolExecutor(1, get_context("spawn")) as alone:
                 found += alone.submit(timed_pairs, name, number, options).result()
         records.append({"by": contender.by, "kind": contender.kind, **summary(found), "pairs": found})

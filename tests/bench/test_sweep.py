@@ -94,7 +94,7 @@ class TestResults:
 class TestInterruption:
     def test_a_killed_sweep_does_only_what_is_left(self, tmp_path):
         """The board may be half a second late, and so may the end of the processes: the other run takes longer."""
-        words = ("sweep", "multimnist_f_mgda", "--grid", "epochs=2,50", *without("--epochs", SMALL))
+        words = ("sweep", "multimnist_f_mgda", "--grid", "epochs=2,25", *without("--epochs", SMALL))
         ended, _ = stop_flatmtl(*words, *LOCAL, cwd=tmp_path, at=": finished", by=signal.SIGKILL)
         assert ended == -signal.SIGKILL
         (done,) = tmp_path.glob("runs/*/summary.json")
@@ -102,7 +102,7 @@ class TestInterruption:
         again = flatmtl(*words, *LOCAL, cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         assert done.stat().st_mtime_ns == before
-        assert cli.main(["run", "multimnist_f_mgda", *SMALL, "--epochs", "50", "--out", str(tmp_path / "single")]) == 0
+        assert cli.main(["run", "multimnist_f_mgda", *SMALL, "--epochs", "25", "--out", str(tmp_path / "single")]) == 0
         for found in (summaries, metrics):
             ((name, single),) = found(tmp_path / "single").items()
             assert found(tmp_path / "runs")[name] == single
