@@ -666,19 +666,24 @@ def outcomes() -> Iterator[dict[str, Any]]:
 
 
 def claims_block() -> str:
-    """Return how often the intervals bear out each claim of the paper, by table and data set."""
-    verdicts = ("yes", "open", "no")
+    """Return how often means and intervals bear out each claim of the paper, by table and data set."""
+    verdicts = ("mean", "yes", "open", "no")
     counts: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for outcome in outcomes():
         for answer in outcome["claims"]:
             place = answer["claim"], str(outcome["table"]), outcome["paper_data"], f"`{outcome['data']}`"
-            counts[place][answer["verdict"]] += 1
+            counts[place].update([answer["verdict"], *["mean"] * _on_its_side(answer["found"])])
     firsts = list(dict.fromkeys(claim for claim, *_ in counts))
     rows = [
         [*place, *(str(found[verdict]) for verdict in verdicts)]
         for place, found in sorted(counts.items(), key=lambda item: firsts.index(item[0][0]))
     ]
-    return table([["the paper claims", "table", "on", "here", *verdicts], *rows])
+    return table([["the paper claims", "table", "on", "here", "mean on its side", *verdicts[1:]], *rows])
+
+
+def _on_its_side(found: dict[str, Any] | None) -> bool:
+    """Return whether a mean bears a claim out, whatever its interval."""
+    return found is not None and (found["mean"] > 0 if found["better"] == "higher" else found["mean"] < 0)
 
 
 def tables_block() -> str:

@@ -258,6 +258,15 @@ class TestBeside:
         (claim,) = [c for c in found["claims"] if c["what"].endswith("F-MGDA less MGDA")]
         assert claim["verdict"] == "not measured"
 
+    def test_what_comes_of_not_looking_stands_beside_them_if_it_is_known(self, found):
+        assert "without looking" not in [grid.name for grid in found.grids()]
+        known = replace(found, blind={"accuracy/left": 0.125, "accuracy/right": 0.375})
+        (grid,) = [grid for grid in known.grids() if grid.name == "without looking"]
+        assert [cell.text for cell in grid.rows[0]] == ["without looking", "12.50", "37.50", "25.00"]
+        assert known.to_dict()["without_looking"]["accuracy average, %"] == 25.0
+        in_part = replace(found, blind={"accuracy/left": 0.125})
+        assert list(in_part.to_dict()["without_looking"]) == ["accuracy left, %"]
+
     @pytest.mark.parametrize(("radii", "said"), [(("0.5", "1.0"), "validation chose"), (("1.0",), "not tuned")])
     def test_it_says_whether_validation_chose_the_radii(self, radii, said):
         here = part()

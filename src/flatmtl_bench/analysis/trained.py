@@ -178,7 +178,7 @@ def epochs_kept(run: Run) -> list[int]:
     if not found:
         raise RunError(
             f"{run.path} has no snapshots of its weights, which analyses over training read. Train it with "
-            "--keep-every 1, or another number of epochs between them."
+            "--keep-every 1, or another number of epochs between them. `figure conflict --samples 0` needs none."
         )
     return found
 

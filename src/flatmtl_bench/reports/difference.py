@@ -65,7 +65,7 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold."""
-        names = ("mean", "low", "high", "wins", "ties", "count")
+        names = ("better", "mean", "low", "high", "wins", "ties", "count")
         return {**{name: getattr(self, name) for name in names}, "values": list(self.values)}
 
     def _gain(self, value: float) -> float:

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from flatmtl_bench.choices import one_of, whole_number
 from flatmtl_bench.commands import users_mistakes
 from flatmtl_bench.output import Stop, answer, say
-from flatmtl_bench.recipes import RECIPES
+from flatmtl_bench.recipes import RECIPES, Config
 from flatmtl_bench.reports import latex, markdown, terminal
 from flatmtl_bench.reports.choice import NoChoice
 from flatmtl_bench.reports.reading import Run as FinishedRun
@@ -133,7 +133,10 @@ def reproduce(command: Reproduce, flags: Sequence[str]) -> int:
         parts = _with_data(command, parts)
         tuning = _merged(part.tuning() for part in parts)
         left = needs.unfinished({**tuning, **_merged(_final(parts, _radii(parts, tuning)))})
-    say(f"about {len(left)} runs are to be trained; the same command with --dry-run says how long they take.")
+    if left:
+        say(f"about {len(left)} runs are to be trained; the same command with --dry-run says how long they take.")
+    else:
+        say("all runs are finished: nothing is trained.")
     chosen_from, _ = train_runs(command.where, tuning) if tuning else ([], 0)
     tunings = [_choice(part, chosen_from) for part in parts]
     final = _final(parts, [tuning.radii for tuning in tunings])
@@ -216,7 +219,16 @@ def _outcome(tuning: Tuning, runs: Sequence[FinishedRun]) -> Outcome:
 
         methods = {run.config.recipe: run.config.method for run in runs if run.config.task is None}
         calls = {recipe: aggregator_calls(method, len(tuning.part.tasks)) for recipe, method in methods.items()}
-    return outcome(tuning, runs, calls, (lambda run: _calibration(run.path)) if table.measured else None)
+    if table.measured:
+        return outcome(tuning, runs, calls, lambda run: _calibration(run.path))
+    return outcome(tuning, runs, calls, blind=_blind(runs[0].config) if runs and tuning.part.size.smaller else None)
+
+
+def _blind(config: Config) -> Mapping[str, float]:
+    """Return what a model comes to that does not look at the data of a run."""
+    from flatmtl_bench.reproduce.blind import blind  # noqa: PLC0415  (seconds)
+
+    return blind(replace(config, task=None))
 
 
 @cache

@@ -1,7 +1,7 @@
 """What the runs of a reproduction came to: the radii that validation chooses, and the table beside the paper's."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flatmtl_bench.reports.baseline import NoBaseline, single_task
@@ -94,11 +94,13 @@ class Outcome:
         beside: the paper's table beside ours.
         tuning: how radii were chosen.
         calls: of each recipe how often a step calls the aggregator, where the table is about that.
+        blind: test metrics of a model that does not look at its input, where that is to be shown.
     """
 
     beside: Beside
     tuning: Tuning
     calls: Mapping[str, int]
+    blind: Metrics = field(default_factory=dict[str, float])
 
     @property
     def title(self) -> str:
@@ -120,8 +122,25 @@ class Outcome:
     def grids(self) -> list[Grid]:
         """Return the tables to show, none of them empty."""
         answers = claims.grid(claims.answers(self.beside))
-        grids = [*self.beside.grids(), answers, self.cost(), self.tuning.grid()]
+        grids = [*self.beside.grids(), self.without_looking(), answers, self.cost(), self.tuning.grid()]
         return [grid for grid in grids if grid.rows]
+
+    def without_looking(self) -> Grid:
+        """Return what a model comes to that does not look at its input; an empty table if that is not known."""
+        found = self._blind_columns()
+        caption = (
+            "A model that does not look at its input, and answers what suits the training data best: the most frequent "
+            "class, or for each pixel the most frequent class, the median depth, the mean normal. Where methods are "
+            "not clearly better they have learned little, and their order says little."
+        )
+        cells = [Cell("without looking"), *(Cell(f"{value:{column.form}}", value) for column, value in found)]
+        headings = ["method", *(column.heading for column, _ in found)]
+        return Grid("without looking", [caption], headings, [cells] if found else [])
+
+    def _blind_columns(self) -> list[tuple[Column, float]]:
+        """Return the columns that have a value without looking, with it."""
+        known = (c for c in self.beside.columns.values() if c.metrics and {*c.metrics} <= self.blind.keys())
+        return [(column, value) for column in known if (value := column.value(self.blind)) is not None]
 
     def cost(self) -> Grid:
         """Return time and memory of a step of each method."""
@@ -146,6 +165,7 @@ class Outcome:
             "lines": self.lines(),
             "grids": [grid.to_dict() for grid in self.grids()],
             **self.beside.to_dict(),
+            "without_looking": {column.heading: value for column, value in self._blind_columns()},
             "claims": [answer.to_dict() for answer in claims.answers(self.beside)],
             "radii": self.tuning.to_dict(),
         }
@@ -164,7 +184,11 @@ def _setting(row: Found) -> str:
 
 
 def outcome(
-    tuning: Tuning, runs: Sequence[FinishedRun], calls: Mapping[str, int], measure: Measure | None = None
+    tuning: Tuning,
+    runs: Sequence[FinishedRun],
+    calls: Mapping[str, int],
+    measure: Measure | None = None,
+    blind: Metrics | None = None,
 ) -> Outcome:
     """Return what the runs of a part came to.
 
@@ -173,10 +197,11 @@ def outcome(
         runs: those whose results count.
         calls: of each recipe how often a step calls the aggregator.
         measure: of the trained models, for tables whose metrics are not those of runs.
+        blind: test metrics of a model that does not look at its input.
     """
     found = tables(runs)
     rows = {row.config.recipe: row for table in found for row in table.rows}
-    return Outcome(Beside(tuning.part, rows, _values(found, measure)), tuning, calls)
+    return Outcome(Beside(tuning.part, rows, _values(found, measure)), tuning, calls, blind or {})
 
 
 def _values(found: Sequence[Any], measure: Measure | None) -> Callable[[Found, Column], Values]:
