@@ -23,8 +23,8 @@ SPREAD = "mean over the seeds;\nband or bar: one standard deviation"
 
 PANEL = (3.2, 2.5)
 """Width and height of one panel, in inches."""
-NAME, LETTERS = 1.5, 15
-"""Width of a name in a legend, in inches, and how many letters an inch holds."""
+LETTERS, HANDLE, LINE = 15, 0.5, 0.16
+"""Of a legend: how many letters an inch holds, how wide a line's sample with its gaps is, how high a line of text."""
 RULES: dict[Any, Any] = {
     "font.size": 8.0,
     "axes.titlesize": 8.0,
@@ -84,7 +84,7 @@ def grid(rows: Sequence[str], columns: Sequence[str], *, size: tuple[float, floa
     for axis, title in zip(axes[0], columns, strict=True):
         axis.set_title(title)
     for axis, label in zip(axes[:, 0], rows, strict=True):
-        axis.set_ylabel(label)
+        axis.set_ylabel(_wrapped(label, size[1]))
     drawing.align_ylabels()
     return drawing, axes
 
@@ -156,12 +156,25 @@ def curves(
 
 
 def legend(drawing: Drawing, axes: Any, title: str = SPREAD) -> None:
-    """Put one legend below a drawing, as wide as it, with each label once, and say what the spread is."""
+    """Put one legend below a drawing, no wider than it, with each label once, and say what the spread is.
+
+    The drawing becomes higher by the legend, so that no panel loses its place to it.
+    """
     width = drawing.get_figwidth()
-    title = "\n".join(fill(line, int(LETTERS * width)) for line in title.split("\n"))
+    title = _wrapped(title, width)
     handles: dict[str, Any] = {}
     for axis in axes.flat:
         handles |= dict(zip(*axis.get_legend_handles_labels()[::-1], strict=True))
-    columns = min(4, max(1, int(width / NAME)))
-    box = drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, title=title)
+    texts = [_wrapped(label, width - HANDLE) for label in handles]
+    widest = max((len(line) for text in texts for line in text.split("\n")), default=0) / LETTERS + HANDLE
+    columns = min(4, max(1, int(width / widest)))
+    box = drawing.legend(handles.values(), texts, loc="outside lower center", ncols=columns, title=title)
     box.get_title().set_multialignment("center")
+    rows = [texts[start : start + columns] for start in range(0, len(texts), columns)]
+    lines = title.count("\n") + 1 + sum(1 + max(text.count("\n") for text in row) for row in rows)
+    drawing.set_figheight(drawing.get_figheight() + LINE * lines)
+
+
+def _wrapped(text: str, width: float) -> str:
+    """Return a text with its lines broken so that none is wider than so many inches."""
+    return "\n".join(fill(line, int(LETTERS * width)) for line in text.split("\n"))
