@@ -11,7 +11,6 @@ from tyro.conf import Positional, arg
 from flatmtl_bench.output import say
 from flatmtl_bench.reports.reading import Run
 from flatmtl_bench.reports.results import Row, Table
-from flatmtl_bench.reports.settings import text
 
 Record = Mapping[str, Any]
 """One measurement: plain values by name, ready for JSON and for a table of pandas."""
@@ -46,8 +45,7 @@ class Figure(ABC):
         """Return what is measured of each run of some tables, with ``data``, ``method``, ``flat`` and ``seed``."""
         found: list[Record] = []
         for table in tables:
-            for row, settings in zip(table.rows, table.distinct(), strict=True):
-                label = f"{row.config.label} {text(settings)}".strip()
+            for row, label in table.names().items():
                 found += self._records_of(row, {"data": data_name(table, tables), "method": label, "flat": row.flat})
         return found
 

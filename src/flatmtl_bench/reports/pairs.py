@@ -1,6 +1,6 @@
 """Pairs of a plain method and its flat form: the rows of a table that are compared seed by seed."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,7 +70,8 @@ def pairs(table: Table, compared: tuple[str, str] | None = None) -> tuple[list[P
             against each of their flat forms.
     """
     found = [Pair(plain, flat) for flat in table.rows for plain in table.rows if _belong(plain, flat, compared)]
-    said = [sentence for pair in found if (sentence := _left_out(pair))]
+    names = table.names()
+    said = [sentence for pair in found if (sentence := _left_out(pair, names))]
     if compared is None:
         said += _without_plain(table, {pair.flat for pair in found})
     return [pair for pair in found if pair.seeds], list(dict.fromkeys(said))
@@ -82,13 +83,13 @@ def _belong(plain: Row, flat: Row, compared: tuple[str, str] | None) -> bool:
     return plain is not flat and (plain.config.recipe, flat.config.recipe) == compared
 
 
-def _left_out(pair: Pair) -> str:
+def _left_out(pair: Pair, names: Mapping[Row, str]) -> str:
     if not pair.left_out:
         return ""
-    names = " and ".join(dict.fromkeys(row.config.label for row in (pair.plain, pair.flat)))
+    both = " and ".join(dict.fromkeys(names[row] for row in (pair.plain, pair.flat)))
     if not pair.seeds:
-        return f"{names} have no seed in common, so they are not compared."
-    return f"{names} are compared without {seeds_text(pair.left_out)}, which only one of them has."
+        return f"{both} have no seed in common, so they are not compared."
+    return f"{both} are compared without {seeds_text(pair.left_out)}, which only one of them has."
 
 
 def _without_plain(table: Table, paired: Set[Row]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from flatmtl_bench.recipes import METHODS, Config
 from flatmtl_bench.reports.columns import Column, Values, columns
 from flatmtl_bench.reports.reading import Run
-from flatmtl_bench.reports.settings import OPTIONS, Settings, differing
+from flatmtl_bench.reports.settings import OPTIONS, Settings, differing, text
 from flatmtl_bench.runs import digest, settings
 
 FLAT = ("rho", "method.perturbation", "method.rho_heads", "method.norm", "method.combine", "method.flat_scale")
@@ -150,6 +150,11 @@ class Table:
             for k in same:
                 found[k] |= {name: every[k][name] for name in more if name in every[k]}
         return list(found)
+
+    def names(self) -> dict[Row, str]:
+        """Return each row's method, with the settings that tell it from others."""
+        named = zip(self.rows, self.distinct(), strict=True)
+        return {row: f"{row.config.label} {text(settings)}".strip() for row, settings in named}
 
 
 def _peers(row: Row, name: str) -> object:

@@ -60,7 +60,7 @@ class Section:
     def _without_delta_m(self) -> list[str]:
         if self.baseline is None:
             return []
-        other = {name: self.baseline.differing(row) for row, name in zip(self.table.rows, self.names(), strict=True)}
+        other = {name: self.baseline.differing(row) for row, name in self.table.names().items()}
         return [
             f"No Delta m of {name}: it was trained on other data than STL ({', '.join(differ)})."
             for name, differ in other.items()
@@ -82,11 +82,6 @@ class Section:
         names = [name for name in FLAT[:2] if len({settings[name] for settings in flat}) == 1]
         return f"Flat methods: {text({name: flat[0][name] for name in names})}" if names else ""
 
-    def names(self) -> list[str]:
-        """Return of each row the method, with the settings that tell it from others."""
-        rows = zip(self.table.rows, self.table.distinct(), strict=True)
-        return [f"{row.config.label} {text(settings)}".strip() for row, settings in rows]
-
     def grids(self) -> list[Grid]:
         """Return the tables to show, none of them empty."""
         return [grid for grid in (self.results(), self.differences(), self.cost()) if grid.rows]
@@ -97,7 +92,7 @@ class Section:
         marks = {column.heading: best(column, list(values.values())) for column, values in columns}
         same_seeds = len({tuple(row.seeds) for row in self.table.rows}) == 1
         rows: list[list[Cell]] = []
-        for k, (row, name) in enumerate(zip(self.table.rows, self.names(), strict=True)):
+        for k, (row, name) in enumerate(self.table.names().items()):
             seeds = Cell(str(len(row.seeds)) if same_seeds else ",".join(map(str, row.seeds)), len(row.seeds))
             numbers = [column.cell(values[row], strong=marks[column.heading][k]) for column, values in columns]
             rows.append([Cell(name), seeds, *numbers])
@@ -122,7 +117,7 @@ class Section:
         return pair_grids.costs(self._called(), self._words())
 
     def _called(self) -> dict[Pair, str]:
-        names = dict(zip(self.table.rows, self.names(), strict=True))
+        names = self.table.names()
         return {pair: f"{names[pair.flat]} vs {names[pair.plain]}" for pair in self.pairs}
 
     def _words(self) -> tuple[str, str]:

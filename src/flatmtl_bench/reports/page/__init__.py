@@ -74,7 +74,7 @@ def _described(sections: Sequence[Section]) -> list[dict[str, Any]]:
     look_of = looks(section.table for section in sections)
     found: list[dict[str, Any]] = []
     for section, chapter in zip(sections, chapters(sections), strict=True):
-        table, names = section.table, section.names()
+        table, names = section.table, list(section.table.names().values())
         found.append(
             {
                 "title": chapter.title,
