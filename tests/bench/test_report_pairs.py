@@ -143,6 +143,13 @@ class TestPairs:
         assert said in section(tmp_path).lines()
         assert said in section(tmp_path).to_dict()["notes"]
 
+    def test_of_several_settings_the_one_is_named_that_lacks_seeds(self, tmp_path):
+        of_seeds(tmp_path, "multimnist_mgda", [0, 1, 2])
+        of_seeds(tmp_path, "multimnist_f_mgda", [0, 1, 2], rho=0.5)
+        of_seeds(tmp_path, "multimnist_f_mgda", [0, 1], rho=1.0)
+        said = [line for line in section(tmp_path).lines() if "are compared without" in line]
+        assert said == ["MGDA and F-MGDA rho=1 are compared without seed 2, which only one of them has."]
+
     def test_without_a_seed_in_common_there_is_no_pair(self, tmp_path):
         of_seeds(tmp_path, "multimnist_mgda", [0])
         of_seeds(tmp_path, "multimnist_f_mgda", [1])
