@@ -665,6 +665,10 @@ def outcomes() -> Iterator[dict[str, Any]]:
         yield from json.loads(path.read_text())
 
 
+GAIN = "A method is better when it is flat"
+"""The claim of the paper that a flat form is ahead of its plain one, in the words of tables."""
+
+
 def claims_block() -> str:
     """Return how often means and intervals bear out each claim of the paper, by table and data set."""
     verdicts = ("mean", "yes", "open", "no")
@@ -679,6 +683,23 @@ def claims_block() -> str:
         for place, found in sorted(counts.items(), key=lambda item: firsts.index(item[0][0]))
     ]
     return table([["the paper claims", "table", "on", "here", "mean on its side", *verdicts[1:]], *rows])
+
+
+def gains_block() -> str:
+    """Return in a sentence how often flat forms are ahead in the main column of tables 1 to 4."""
+    counts: dict[int, Counter[str]] = defaultdict(Counter)
+    places: dict[int, list[str]] = defaultdict(list)
+    for outcome in outcomes():
+        answers = [each for each in outcome["claims"] if each["claim"] == GAIN and outcome["table"] <= 4]
+        for answer in answers:
+            counts[outcome["table"]].update(["all", answer["verdict"], *["mean"] * _on_its_side(answer["found"])])
+        places[outcome["table"]] += [outcome["data"]] * bool(answers)
+    rows = [
+        [str(number), ", ".join(places[number]), *(str(found[name]) for name in ("all", "mean", "yes", "no"))]
+        for number, found in counts.items()
+    ]
+    headings = ["table", "on", "comparisons", "flat is ahead in the mean", "by its interval, too", "behind by it"]
+    return table([headings, *rows])
 
 
 def _on_its_side(found: dict[str, Any] | None) -> bool:
@@ -735,7 +756,7 @@ def draw_step(plt: Any, result: dict[str, Any]) -> Any:
 
 
 PAGES = (
-    Page(ROOT / "README.md", {"demo": demo_block, "methods": methods_block}),
+    Page(ROOT / "README.md", {"demo": demo_block, "gains": gains_block, "methods": methods_block}),
     Page(
         DOCS / "benchmarks.md",
         {
