@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -129,11 +130,16 @@ def run(words: list[str]) -> int:
     return 0
 
 
+PATIENCE = 30.0
+"""Seconds that rank 0 gets to say what is wrong before another rank says it. Its end is usually that of all."""
+
+
 @contextmanager
 def _rank_zero_speaks() -> Iterator[None]:
     """Within it other ranks are silent, and those whose mistake rank 0 knows leave the exit code to it.
 
-    What rank 0 does not know is loud, and an exit code at which the launcher ends all ranks.
+    What rank 0 does not know is loud, and an exit code at which the launcher ends all ranks. A mistake in what all
+    were told is found by each: the others give rank 0 time to say it, for their end would be that of rank 0, too.
     """
     if all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")):
         yield
@@ -143,8 +149,10 @@ def _rank_zero_speaks() -> Iterator[None]:
     try:
         with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
             yield
-    except Stop as stop:
-        raise SystemExit(stop.code) from None
+    except (Stop, SystemExit) as end:
+        if end.code:
+            sleep(PATIENCE)
+        raise
     except ToldRankZero:
         raise SystemExit(0) from None
 

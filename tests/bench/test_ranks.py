@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.bench.small import COMMAND, ENVIRONMENT, FLAGS, lines, small_config, stop_flatmtl
 
+from flatmtl_bench import cli, commands
 from flatmtl_bench.data.batches import BatchIndices
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.runs import RunFolder, digest
@@ -210,10 +211,28 @@ class TestMistakes:
         assert done.stderr.count("already holds 0 finished epochs. Use --resume") == 1
         assert "Traceback" not in done.stderr
 
-    def test_of_flags_that_contradict_torchrun(self, tmp_path):
-        done = torchrun(2, *RUN, "--devices", "3", cwd=tmp_path)
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--devices", "3"], "torchrun has started 2 processes on each of 1 machines. Leave both out"),
+            pytest.param(["--no-such-flag", "3"], "Unrecognized options: --no-such-flag", marks=pytest.mark.slow),
+        ],
+    )
+    def test_rank_0_alone_says_it_however_late_it_is(self, tmp_path, words, message):
+        late = "import os, sys, time; time.sleep(8 * (os.environ['RANK'] == '0')); from flatmtl_bench import cli; "
+        program = f"{late}sys.exit(cli.main({[*RUN, *words]}))"
+        (tmp_path / "late.py").write_text(program)
+        done = started(*TORCHRUN, "2", "late.py", cwd=tmp_path)
         assert done.returncode != 0
-        assert done.stderr.count("torchrun has started 2 processes on each of 1 machines. Leave both out") == 1
+        assert done.stderr.count(message) == 1
+
+    def test_what_another_rank_knows_alone_is_said_by_it_in_the_end(self, monkeypatch, capsys):
+        monkeypatch.setenv("RANK", "1")
+        waited = []
+        monkeypatch.setattr(commands, "sleep", waited.append)
+        assert cli.main(["run", "multimnist_f_cagard"]) == 2
+        assert waited == [commands.PATIENCE]
+        assert "multimnist_f_cagard" in capsys.readouterr().err
 
     def test_that_ends_in_numbers_that_are_not_finite(self, tmp_path):
         done = launched(*RUN, "--devices", "2", "--optimizer.lr", "1e300", cwd=tmp_path)

@@ -82,6 +82,7 @@ class TestResults:
         assert metrics(folder / "runs")[name] == single
         assert summaries(folder / "runs")[name] == summaries(tmp_path)[name]
 
+    @pytest.mark.slow
     def test_they_are_the_same_on_ray(self, swept, tmp_path):
         pytest.importorskip("ray", reason='SWEEPS ON RAY ARE NOT TESTED: pip install "flatmtl[sweep]"')
         folder, _ = swept
