@@ -20,6 +20,7 @@ from typing import Any
 from flatmtl.aggregators import AGGREGATORS
 from flatmtl_bench.reports import claims, markdown
 from flatmtl_bench.reports.grid import Grid
+from flatmtl_bench.reproduce.claims import FLAT_IS_BETTER
 from flatmtl_bench.reproduce.scales import SMALL
 from flatmtl_bench.reproduce.tables import TABLES
 
@@ -665,10 +666,6 @@ def outcomes() -> Iterator[dict[str, Any]]:
         yield from json.loads(path.read_text())
 
 
-GAIN = "A method is better when it is flat"
-"""The claim of the paper that a flat form is ahead of its plain one, in the words of tables."""
-
-
 def claims_block() -> str:
     """Return how often means and intervals bear out each claim of the paper, by table and data set."""
     verdicts = ("mean", "yes", "open", "no")
@@ -676,7 +673,7 @@ def claims_block() -> str:
     for outcome in outcomes():
         for answer in outcome["claims"]:
             place = answer["claim"], str(outcome["table"]), outcome["paper_data"], f"`{outcome['data']}`"
-            counts[place].update([answer["verdict"], *["mean"] * _on_its_side(answer["found"])])
+            counts[place].update(_borne_out(answer))
     firsts = list(dict.fromkeys(claim for claim, *_ in counts))
     rows = [
         [*place, *(str(found[verdict]) for verdict in verdicts)]
@@ -686,13 +683,13 @@ def claims_block() -> str:
 
 
 def gains_block() -> str:
-    """Return in a sentence how often flat forms are ahead in the main column of tables 1 to 4."""
+    """Return how often flat forms are ahead in the main column of tables 1 to 4."""
     counts: dict[int, Counter[str]] = defaultdict(Counter)
     places: dict[int, list[str]] = defaultdict(list)
     for outcome in outcomes():
-        answers = [each for each in outcome["claims"] if each["claim"] == GAIN and outcome["table"] <= 4]
+        answers = [each for each in outcome["claims"] if each["claim"] == FLAT_IS_BETTER and outcome["table"] <= 4]
         for answer in answers:
-            counts[outcome["table"]].update(["all", answer["verdict"], *["mean"] * _on_its_side(answer["found"])])
+            counts[outcome["table"]].update(["all", *_borne_out(answer)])
         places[outcome["table"]] += [outcome["data"]] * bool(answers)
     rows = [
         [str(number), ", ".join(places[number]), *(str(found[name]) for name in ("all", "mean", "yes", "no"))]
@@ -702,9 +699,11 @@ def gains_block() -> str:
     return table([headings, *rows])
 
 
-def _on_its_side(found: dict[str, Any] | None) -> bool:
-    """Return whether a mean bears a claim out, whatever its interval."""
-    return found is not None and (found["mean"] > 0 if found["better"] == "higher" else found["mean"] < 0)
+def _borne_out(answer: dict[str, Any]) -> list[str]:
+    """Return what an answer counts as: its verdict, and ``mean`` if its mean bears the claim out."""
+    found = answer["found"]
+    mean = found is not None and (found["mean"] > 0 if found["better"] == "higher" else found["mean"] < 0)
+    return [answer["verdict"], *["mean"] * mean]
 
 
 def tables_block() -> str:

@@ -12,6 +12,7 @@ from flatmtl_bench.reports.results import Row as Found
 from flatmtl_bench.reproduce.beside import Beside, interval_cell
 from flatmtl_bench.reproduce.tables import ALONE
 
+FLAT_IS_BETTER = "A method is better when it is flat"
 WITH_SPREAD = ("pcgrad", "imtl_g", "cagrad")
 """The methods whose results the paper says come closer to each other when they are flat."""
 
@@ -89,7 +90,7 @@ def _flat_is_better(beside: Beside) -> Iterator[Answer]:
         gain = gains[-1]
         if not gain.flat.beside:
             what = f"{column.heading}: {gain.flat.label} less {gain.plain.label}"
-            yield Answer("A method is better when it is flat", beside.part.data, what, gain.ours, column.form)
+            yield Answer(FLAT_IS_BETTER, beside.part.data, what, gain.ours, column.form)
 
 
 def _spread_shrinks(beside: Beside) -> Iterator[Answer]:

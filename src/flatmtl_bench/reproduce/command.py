@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from flatmtl_bench.choices import one_of, whole_number
 from flatmtl_bench.commands import users_mistakes
 from flatmtl_bench.output import Stop, answer, say
-from flatmtl_bench.recipes import RECIPES, Config
+from flatmtl_bench.recipes import RECIPES
 from flatmtl_bench.reports import latex, markdown, terminal
 from flatmtl_bench.reports.choice import NoChoice
 from flatmtl_bench.reports.reading import Run as FinishedRun
@@ -221,14 +221,11 @@ def _outcome(tuning: Tuning, runs: Sequence[FinishedRun]) -> Outcome:
         calls = {recipe: aggregator_calls(method, len(tuning.part.tasks)) for recipe, method in methods.items()}
     if table.measured:
         return outcome(tuning, runs, calls, lambda run: _calibration(run.path))
-    return outcome(tuning, runs, calls, blind=_blind(runs[0].config) if runs and tuning.part.size.smaller else None)
-
-
-def _blind(config: Config) -> Mapping[str, float]:
-    """Return what a model comes to that does not look at the data of a run."""
+    if not (runs and tuning.part.size.smaller):
+        return outcome(tuning, runs, calls)
     from flatmtl_bench.reproduce.blind import blind  # noqa: PLC0415  (seconds)
 
-    return blind(replace(config, task=None))
+    return outcome(tuning, runs, calls, blind=blind(runs[0].config))
 
 
 @cache

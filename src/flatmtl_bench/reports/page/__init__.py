@@ -74,15 +74,15 @@ def _described(sections: Sequence[Section]) -> list[dict[str, Any]]:
     look_of = looks(section.table for section in sections)
     found: list[dict[str, Any]] = []
     for section, chapter in zip(sections, chapters(sections), strict=True):
-        table, names = section.table, list(section.table.names().values())
+        table, names = section.table, section.table.names()
         found.append(
             {
                 "title": chapter.title,
                 "lines": chapter.lines,
                 "grids": chapter.grids,
-                "looks": {name: look_of[row] for name, row in zip(names, table.rows, strict=True)},
+                "looks": {name: look_of[row] for row, name in names.items()},
                 "runs": runs_grid(table),
-                "curves": curves(table, names, look_of),
+                "curves": curves(table, list(names.values()), look_of),
             }
         )
     return found
