@@ -1,5 +1,6 @@
 """The choice of settings by validation."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -20,9 +21,9 @@ class Choice:
     Attributes:
         best: of the rows that compete the one with the best validation score, mean over the seeds; the first of equals.
         score: of the best.
-        competing: the rows that have a finite score for each of the seeds, with its mean.
-        others: rows that lack one, and so do not compete.
-        seeds: those that any row has.
+        competing: the rows that have each of the seeds and finite scores only, with the mean score of these seeds.
+        others: the other rows.
+        seeds: those that more than one row has: of a setting that was chosen there often are more than of its rivals.
     """
 
     best: Row
@@ -58,7 +59,7 @@ def choose(rows: Sequence[Row]) -> Choice:
     """Return the choice among the rows of one recipe.
 
     Raises:
-        NoChoice: there is no validation score, or no row has a finite one for each seed that any has.
+        NoChoice: there is no validation score, or no two rows have a seed in common, or none has finite scores.
     """
     recipe = rows[0].config.recipe
     if any("score" not in run.summary.get("validation", {}) for row in rows for run in row.runs):
@@ -66,8 +67,10 @@ def choose(rows: Sequence[Row]) -> Choice:
             f"{recipe} has {len(rows)} settings, but runs without validation metrics to choose by "
             f"(protocol {rows[0].config.protocol}). {_remedy(recipe)}"
         )
-    seeds = sorted({seed for row in rows for seed in row.seeds})
-    scores = [_score(row) if row.seeds == seeds else None for row in rows]
+    seeds = _shared(rows)
+    if not seeds:
+        raise NoChoice(f"{recipe}: no two of {len(rows)} settings have a seed in common. Train what is lacking.")
+    scores = [_score(row, seeds) for row in rows]
     competing = {k: score for k, score in enumerate(scores) if score is not None}
     if not competing:
         raise NoChoice(
@@ -86,10 +89,18 @@ def _remedy(recipe: str) -> str:
     return "Tune with --protocol honest and --data.validation-share 0.1, and train this with what was chosen."
 
 
-def _score(row: Row) -> float | None:
-    """Return the validation score, mean over the seeds; None if one was not finite."""
-    scores = [score for result in row.results if (score := result.score) is not None]
-    return fmean(scores) if len(scores) == len(row.results) else None
+def _shared(rows: Sequence[Row]) -> list[int]:
+    """Return the seeds that more than one row has; of a single row all."""
+    count = Counter(seed for row in rows for seed in row.seeds)
+    return sorted(seed for seed, times in count.items() if times > 1 or len(rows) == 1)
+
+
+def _score(row: Row, seeds: Sequence[int]) -> float | None:
+    """Return the mean validation score of these seeds; None if the row lacks one, or one of its scores."""
+    scores = {
+        seed: score for seed, result in zip(row.seeds, row.results, strict=True) if (score := result.score) is not None
+    }
+    return fmean(scores[seed] for seed in seeds) if {*seeds} <= {*scores} == {*row.seeds} else None
 
 
 def tuned(table: Table) -> tuple[Table, list[str]]:
