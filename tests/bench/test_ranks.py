@@ -12,7 +12,8 @@ import pytest
 import torch
 from tests.bench.small import COMMAND, ENVIRONMENT, FLAGS, lines, small_config, stop_flatmtl
 
-from flatmtl_bench import cli, commands
+from flatmtl_bench import cli
+from flatmtl_bench.commands import training
 from flatmtl_bench.data.batches import BatchIndices
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.runs import RunFolder, digest
@@ -229,9 +230,9 @@ class TestMistakes:
     def test_what_another_rank_knows_alone_is_said_by_it_in_the_end(self, monkeypatch, capsys):
         monkeypatch.setenv("RANK", "1")
         waited = []
-        monkeypatch.setattr(commands, "sleep", waited.append)
+        monkeypatch.setattr(training, "sleep", waited.append)
         assert cli.main(["run", "multimnist_f_cagard"]) == 2
-        assert waited == [commands.PATIENCE]
+        assert waited == [training.PATIENCE]
         assert "multimnist_f_cagard" in capsys.readouterr().err
 
     def test_that_ends_in_numbers_that_are_not_finite(self, tmp_path):

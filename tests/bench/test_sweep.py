@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.bench.small import FLAGS, flatmtl, made_run, small_config, stop_flatmtl
 
 from flatmtl_bench import cli, sweep
-from flatmtl_bench.commands import Run
+from flatmtl_bench.commands.training import Run
 from flatmtl_bench.reports import overview
 from flatmtl_bench.reports.reading import read
 from flatmtl_bench.runs import RunFolder, run_name

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from flatmtl_bench.choices import one_of, whole_number
-from flatmtl_bench.commands import users_mistakes
+from flatmtl_bench.commands.words import users_mistakes
 from flatmtl_bench.output import Stop, answer, say
 from flatmtl_bench.recipes import RECIPES
 from flatmtl_bench.reports import latex, markdown, terminal

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from flatmtl_bench.commands import Run
+from flatmtl_bench.commands.training import Run
 from flatmtl_bench.recipes import Config
 from flatmtl_bench.reproduce.plan import Part, Runs
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from flatmtl_bench.commands import Run
+from flatmtl_bench.commands.training import Run
 from flatmtl_bench.data.attributes import ATTRIBUTES
 from flatmtl_bench.recipes import RECIPES, Config
 from flatmtl_bench.reproduce.scales import TUNED_WITH, Size

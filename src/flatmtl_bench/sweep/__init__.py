@@ -13,7 +13,8 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from flatmtl_bench import recipes
 from flatmtl_bench.choices import whole_number
-from flatmtl_bench.commands import Run, users_mistakes
+from flatmtl_bench.commands.training import Run
+from flatmtl_bench.commands.words import users_mistakes
 from flatmtl_bench.output import Stop, answer, say
 from flatmtl_bench.reports import overview, terminal
 from flatmtl_bench.reports.choice import tuned

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from flatmtl_bench.commands import Run
+from flatmtl_bench.commands.training import Run
 from flatmtl_bench.output import say
 from flatmtl_bench.progress import accuracies, epoch_line
 from flatmtl_bench.protocols import Row

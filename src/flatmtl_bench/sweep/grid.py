@@ -8,7 +8,8 @@ from itertools import chain, product
 from typing import Any, get_type_hints
 
 from flatmtl_bench import recipes
-from flatmtl_bench.commands import Run, parse
+from flatmtl_bench.commands.training import Run
+from flatmtl_bench.commands.words import parse
 from flatmtl_bench.recipes.config import NAMES_AND_VALUES, Config
 from flatmtl_bench.runs import run_name
 

@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from flatmtl_bench.commands import Run
+from flatmtl_bench.commands.training import Run
 from flatmtl_bench.protocols import Row
 from flatmtl_bench.runs import RunFolder
 
