@@ -22,6 +22,7 @@ from flatmtl_bench.memory import held, rise
 from flatmtl_bench.metrics import Meters
 from flatmtl_bench.position import Position
 from flatmtl_bench.protocols import Row, epochs_without_improvement, outcome
+from flatmtl_bench.provenance import Provenance
 from flatmtl_bench.randomness import RandomStreams, derived_seed
 from flatmtl_bench.ranks import (
     EachRank,
@@ -36,7 +37,7 @@ from flatmtl_bench.ranks import (
 )
 from flatmtl_bench.recipes.config import Config, Split
 from flatmtl_bench.record import Record
-from flatmtl_bench.runs import RunError, RunFolder, digest, finite
+from flatmtl_bench.runs import RunError, RunFolder, finite
 
 Targets = Mapping[str, Tensor]
 Watch = Callable[[int, int, Row | None], None]
@@ -60,6 +61,7 @@ class Trainer:
         config: as given, but with the source of the data that ``auto`` came to.
         data: the data set of each split.
         tasks: names of the tasks.
+        provenance: what tells from others what was made by this run.
 
     Raises:
         ValueError, OSError: the config is wrong, or the data are missing or broken.
@@ -90,6 +92,7 @@ class Trainer:
                     self.data = {split: assembly.dataset(config, split) for split in splits}
         check_same(self.fabric, "data", {split: f"{data} {data.fingerprint}" for split, data in self.data.items()})
         self.config = replace(config, source=self.data["train"].source)
+        self.provenance = Provenance.of(self.config, self.data)
 
     def _make_model(self) -> None:
         """Make model, optimizer and schedule. No wrapper averages gradients over the ranks: the step does."""
@@ -337,8 +340,7 @@ class Trainer:
         average_buffers(self.fabric, self.model)
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         best = outcome(here.rows, self.config.protocol)["epochs"][-1] if here.rows else None
-        state = {"data": self._fingerprints(), **self._identity(), **parts}
-        record.save(state, here.epochs, here.steps, best)
+        record.save(self.provenance.state_dict() | parts, here.epochs, here.steps, best)
 
     def _restore(self, record: Record) -> None:
         """Go on from the last checkpoint, or from the start if there is none."""
@@ -352,10 +354,9 @@ class Trainer:
     def _take_over(self, path: str, state: Mapping[str, Any]) -> None:
         """Put every part into the state that a checkpoint says."""
         parts = self._parts()
-        if set(state) != {"data", *self._identity(), *parts}:
+        if set(state) != {*self.provenance.state_dict(), *parts}:
             raise RunError(f"{path} is no checkpoint of this version of flatmtl. Use --overwrite to start again.")
-        self._check_identity(path, state)
-        self._check_data(path, state["data"])
+        self.provenance.check(path, state)
         try:
             for name, part in parts.items():
                 part.load_state_dict(state[name])
@@ -364,41 +365,6 @@ class Trainer:
                 f"{path} does not fit this run ({type(error).__name__}: {error}). Remove it to go on from the "
                 "checkpoint before it, or use --overwrite to start again."
             ) from error
-
-    def _identity(self) -> dict[str, str]:
-        """Return what ties a checkpoint to its run: the hash of the config, and the seed."""
-        return {"config": digest(self.config), "seed": str(self.config.seed)}
-
-    def _check_identity(self, path: str, state: Mapping[str, Any]) -> None:
-        """Raise if a checkpoint is that of another run."""
-        own = self._identity()
-        if different := [
-            f"{name} {state[name]!r:.80} instead of {own[name]!r}" for name in own if state[name] != own[name]
-        ]:
-            raise RunError(
-                f"{path} is a checkpoint of another run: {', '.join(different)}. Remove it to go on from the "
-                "checkpoint before it, or use --overwrite to start again."
-            )
-
-    def check_data(self, folder: RunFolder) -> None:
-        """Raise if the finished run in the folder was made with other data.
-
-        Raises:
-            RunError: naming the folder.
-        """
-        self._check_data(str(folder.path), folder.summary().get("fingerprints"))
-
-    def _fingerprints(self) -> dict[str, str]:
-        """Return what tells the data of each split from others."""
-        return {split: data.fingerprint for split, data in self.data.items()}
-
-    def _check_data(self, made: str, fingerprints: Mapping[str, str] | None) -> None:
-        """Raise if something was made with other data than those of this run."""
-        if fingerprints != self._fingerprints():
-            raise RunError(
-                f"{made} was made with other data than those in {self.config.root or 'data'}. Give the --root "
-                "that it was made with, choose another --out, or use --overwrite to start again."
-            )
 
     def _summary(self) -> dict[str, Any]:
         """Return what the run came to; the sharpness is that of the final model."""
@@ -411,7 +377,7 @@ class Trainer:
             "recipe": self.config.recipe,
             "seed": self.config.seed,
             "data": {split: str(dataset) for split, dataset in self.data.items()},
-            "fingerprints": self._fingerprints(),
+            "fingerprints": self.provenance.data,
             "input": list(self.data["test"][0][0].shape),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "better": {f"{name}/{task}": b for task, o in self.objectives.items() for name, b in o.better.items()},

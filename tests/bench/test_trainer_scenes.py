@@ -265,4 +265,4 @@ class TestData:
             np.save(path, np.zeros_like(np.load(path)))
         changed = Trainer(chosen)
         with RunFolder(tmp_path / "runs", chosen, resume=True) as folder, pytest.raises(RunError, match="other data"):
-            changed.check_data(folder)
+            changed.provenance.check_result(folder)

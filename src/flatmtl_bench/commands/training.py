@@ -120,7 +120,7 @@ def _train(command: Run) -> dict[str, Any]:
     with folder, training_bars() as bars:
         if finished:
             with users_mistakes(RunError, OSError):
-                trainer.check_data(folder)
+                trainer.provenance.check_result(folder)
                 say(f"{folder.path} is finished; here is its result. Use --overwrite to train again.")
                 return folder.summary()
         for dataset in trainer.data.values():

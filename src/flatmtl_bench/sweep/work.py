@@ -51,7 +51,7 @@ def prepare(run: Run) -> tuple[Run, Outcome]:
         with RunFolder(run.out, run.config, resume=resume, overwrite=run.overwrite) as folder:
             if not folder.finished:
                 return run, Outcome("waiting")
-            trainer.check_data(folder)
+            trainer.provenance.check_result(folder)
             return run, Outcome("finished")
     except BlockingIOError as error:
         return run, Outcome("in use", str(error))
