@@ -403,28 +403,31 @@ class TestChoice:
         (table,) = report("--tuned")
         assert row(table, "F-MGDA")["metrics"]["accuracy/left"]["mean"] == 0.1
 
-    def test_a_setting_that_lacks_a_seed_of_others_does_not_compete_and_that_is_said(self, out, report):
-        self.write(out, {0.05: [0.5, 0.5], 0.1: [0.4, 0.4], 0.5: [0.9]})
+    def test_a_setting_that_lacks_a_seed_does_not_compete_and_that_is_said(self, out, report):
+        self.write(out, {0.05: [0.5, 0.5], 0.5: [0.9]})
         report.text("--tuned")
-        assert "--rho 0.05 is the best of 2 settings by" in report.err()
-        assert "multimnist_f_mgda --rho 0.5 does not compete: it lacks seed 1." in report.err()
+        assert "--rho 0.05 is the best of 1 setting by" in report.err()
+        assert "multimnist_f_mgda --rho 0.5 does not compete: it lacks seed 1 (all have seed 0)." in report.err()
 
-    def test_seeds_that_one_setting_alone_has_have_no_say(self, out, report):
-        self.write(out, {0.05: [0.5, 0.5], 0.5: [0.55, 0.6, 0.0]})
-        (table,) = report("--tuned")
-        assert row(table, "F-MGDA")["seeds"] == [0, 1, 2]
-        assert "--rho 0.5 is the best of 2 settings by the mean validation score of seeds 0, 1, 0.5750." in report.err()
+    def test_settings_are_compared_by_the_seeds_that_are_named(self, out, report):
+        self.write(out, {0.05: [0.5, 0.5], 0.1: [0.8], 0.5: [0.55, 0.6, float("nan")]})
+        (table,) = report("--tuned", "--tuned-seeds", "0", "1")
+        assert row(table, "F-MGDA")["seeds"] == [0, 1, 2]  # of the chosen setting all are shown
+        chosen = "--rho 0.5 is the best of 2 settings by the mean validation score of seeds 0, 1, 0.5750."
+        assert [line.split(maxsplit=1)[1] for line in report.err().splitlines()] == [
+            chosen,
+            "--rho 0.1 does not compete: it lacks seed 1 (all have seed 0).",
+        ]
 
-    def test_settings_without_a_seed_in_common_are_not_compared(self, out, report):
-        for seed, rho in enumerate((0.05, 0.5)):
-            made_result(out, config("multimnist_f_mgda", rho=rho, seed=seed), drawn(PAIRS), PAIRS, score=0.5)
-        assert report.text("--tuned", code=2) == ""
-        assert "multimnist_f_mgda: no two of 2 settings have a seed in common. Train what is lacking." in report.err()
+    def test_seeds_that_no_setting_has_choose_nothing(self, out, report):
+        self.write(out, {0.05: [0.5], 0.5: [0.9]})
+        assert report.text("--tuned", "--tuned-seeds", "7", code=2) == ""
+        assert "none of 2 settings has a finite validation score for each of seed 7" in report.err()
 
-    def test_a_seed_of_its_own_that_failed_counts_against_a_setting(self, out, report):
-        self.write(out, {0.05: [0.5], 0.5: [0.9, float("nan")]})
-        report.text("--tuned")
-        assert "multimnist_f_mgda --rho 0.5 does not compete: its validation score is not finite." in report.err()
+    def test_seeds_to_choose_by_need_a_choice(self, out, report):
+        self.write(out, {0.05: [0.5]})
+        assert report.text("--tuned-seeds", "0", code=2) == ""
+        assert "Add --tuned." in report.err()
 
     def test_a_score_that_is_not_finite_does_not_compete(self, out, report):
         self.write(out, {0.05: [0.5, 0.5], 0.5: [0.9, float("nan")]})

@@ -1,6 +1,5 @@
 """The choice of settings by validation."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -21,9 +20,9 @@ class Choice:
     Attributes:
         best: of the rows that compete the one with the best validation score, mean over the seeds; the first of equals.
         score: of the best.
-        competing: the rows that have each of the seeds and finite scores only, with the mean score of these seeds.
-        others: the other rows.
-        seeds: those that more than one row has: of a setting that was chosen there often are more than of its rivals.
+        competing: the rows that have a finite score for each of the seeds, with its mean over them.
+        others: rows that lack one, and so do not compete.
+        seeds: by whose scores the rows were compared.
     """
 
     best: Row
@@ -51,15 +50,20 @@ class Choice:
 
     def _fault(self, row: Row) -> str:
         if missing := sorted({*self.seeds} - {*row.seeds}):
-            return f"it lacks {seeds_text(missing)}"
+            shared = [k for k in self.seeds if all(k in row.seeds for row in (*self.competing, *self.others))]
+            return f"it lacks {seeds_text(missing)}{f' (all have {seeds_text(shared)})' if shared else ''}"
         return "its validation score is not finite"
 
 
-def choose(rows: Sequence[Row]) -> Choice:
+def choose(rows: Sequence[Row], seeds: Sequence[int] | None = None) -> Choice:
     """Return the choice among the rows of one recipe.
 
+    Args:
+        rows: the settings.
+        seeds: by whose scores they are compared; None: all that any row has.
+
     Raises:
-        NoChoice: there is no validation score, or no two rows have a seed in common, or none has finite scores.
+        NoChoice: there is no validation score, or no row has a finite one for each of the seeds.
     """
     recipe = rows[0].config.recipe
     if any("score" not in run.summary.get("validation", {}) for row in rows for run in row.runs):
@@ -67,19 +71,17 @@ def choose(rows: Sequence[Row]) -> Choice:
             f"{recipe} has {len(rows)} settings, but runs without validation metrics to choose by "
             f"(protocol {rows[0].config.protocol}). {_remedy(recipe)}"
         )
-    seeds = _shared(rows)
-    if not seeds:
-        raise NoChoice(f"{recipe}: no two of {len(rows)} settings have a seed in common. Train what is lacking.")
-    scores = [_score(row, seeds) for row in rows]
+    wanted = sorted({seed for row in rows for seed in row.seeds} if seeds is None else {*seeds})
+    scores = [_score(row, wanted) for row in rows]
     competing = {k: score for k, score in enumerate(scores) if score is not None}
     if not competing:
         raise NoChoice(
-            f"{recipe}: none of {len(rows)} settings has a finite validation score for each of {seeds_text(seeds)}. "
+            f"{recipe}: none of {len(rows)} settings has a finite validation score for each of {seeds_text(wanted)}. "
             "Train what is lacking, or name only the runs of the seeds that all have."
         )
     best = max(competing, key=competing.__getitem__)
     others = [row for k, row in enumerate(rows) if k not in competing]
-    return Choice(rows[best], competing[best], {rows[k]: score for k, score in competing.items()}, others, seeds)
+    return Choice(rows[best], competing[best], {rows[k]: score for k, score in competing.items()}, others, wanted)
 
 
 def _remedy(recipe: str) -> str:
@@ -89,24 +91,17 @@ def _remedy(recipe: str) -> str:
     return "Tune with --protocol honest and --data.validation-share 0.1, and train this with what was chosen."
 
 
-def _shared(rows: Sequence[Row]) -> list[int]:
-    """Return the seeds that more than one row has; of a single row all."""
-    count = Counter(seed for row in rows for seed in row.seeds)
-    return sorted(seed for seed, times in count.items() if times > 1 or len(rows) == 1)
-
-
 def _score(row: Row, seeds: Sequence[int]) -> float | None:
-    """Return the mean validation score of these seeds; None if the row lacks one, or one of its scores."""
-    scores = {
-        seed: score for seed, result in zip(row.seeds, row.results, strict=True) if (score := result.score) is not None
-    }
-    return fmean(scores[seed] for seed in seeds) if {*seeds} <= {*scores} == {*row.seeds} else None
+    """Return the validation score, mean over the seeds; None if one is lacking or was not finite."""
+    found = {seed: result.score for seed, result in zip(row.seeds, row.results, strict=True)}
+    scores = [score for seed in seeds if (score := found.get(seed)) is not None]
+    return fmean(scores) if len(scores) == len(seeds) else None
 
 
-def tuned(table: Table) -> tuple[Table, list[str]]:
+def tuned(table: Table, seeds: Sequence[int] | None = None) -> tuple[Table, list[str]]:
     """Return the table with the chosen row of each recipe only, and what was chosen from what, in sentences.
 
-    A recipe of which nothing can be chosen is left out.
+    A recipe of which nothing can be chosen is left out. For the ``seeds`` see :func:`choose`.
     """
     recipes = dict.fromkeys(row.config.recipe for row in table.rows)
     kept: list[Row] = []
@@ -117,7 +112,7 @@ def tuned(table: Table) -> tuple[Table, list[str]]:
             kept += rows
             continue
         try:
-            choice = choose(rows)
+            choice = choose(rows, seeds)
         except NoChoice as error:
             said.append(str(error))
             continue

@@ -37,6 +37,8 @@ class Report:
     """What Delta m is relative to: the single-task runs among these, or the paper's row of them (NYUv2, CityScapes)."""
     tuned: bool = False
     """Of each recipe show only the setting that is best by its validation score, mean over the seeds."""
+    tuned_seeds: tuple[int, ...] = ()
+    """The seeds by which --tuned compares settings; none: all that any setting has, and what lacks one is left out."""
     compare: Annotated[tuple[str, str] | None, arg(metavar="PLAIN FLAT")] = None
     """Show two recipes only, the second against the first; None: all, and each flat method against its plain form."""
     format: Format = "terminal"
@@ -118,10 +120,12 @@ def _sections(command: Report) -> list[Section]:
 def _tuned(found: Sequence[Table], command: Report) -> list[Table]:
     """Return the tables, with the chosen setting of each recipe only if that is wanted."""
     if not command.tuned:
+        if command.tuned_seeds:
+            raise Stop("--tuned-seeds says by which seeds --tuned chooses. Add --tuned.")
         return list(found)
     left: list[Table] = []
     for table in found:
-        chosen_rows, said = tuned(table)
+        chosen_rows, said = tuned(table, command.tuned_seeds or None)
         for sentence in said:
             say(sentence)
         left += [chosen_rows] if chosen_rows.rows else []

@@ -58,8 +58,13 @@ class Difference:
             '+0.38 [-1.21, +1.96] 2/2'
             >>> difference([1.0], [0.5], "higher").text(".1f")
             '-0.5 0/1'
+
+            What rounds to zero keeps its sign, by which an end lies on one side of 0 or the other:
+
+            >>> difference([0.0, 0.0, 0.0], [0.5, 0.55, 1.0], "higher").text(".2f")
+            '+0.68 [-0.00, +1.37] 3/3'
         """
-        signed = f"+z{form.lstrip('+z')}"  # z: no minus before what rounds to zero
+        signed = f"+{form.lstrip('+z')}"
         interval = f" [{self.low:{signed}}, {self.high:{signed}}]" if self.low is not None else ""
         return f"{self.mean:{signed}}{interval} {self.wins}/{self.count}"
 
