@@ -310,6 +310,14 @@ class TestBaseline:
         (table,) = report()
         assert (table["baseline"], row(table, "LS")["delta_m"]) == (None, None)
 
+    def test_of_several_settings_that_which_lacks_tasks_is_named(self, out, report):
+        for rho, tasks in ((0.05, ["left", "right"]), (0.5, ["left"])):
+            trained_alone(out, "multimnist_f_stl", drawn(PAIRS), PAIRS, 0, tasks, rho=rho)
+        lacking = (
+            "F-STL rho=0.5 lacks runs of task right with seed 0 (multimnist_f_stl); seeds count that have all tasks."
+        )
+        assert report.text().count("lacks runs") == report.text().count(lacking) == 1
+
     def test_the_command_is_one_of_the_same_protocol(self, out, report):
         made_result(out, config("nyuv2_ls_paper"), drawn(SCENES), SCENES, score=None)
         assert "flatmtl sweep nyuv2_stl_paper --grid" in report.text()

@@ -183,12 +183,8 @@ def _table(runs: Sequence[Run]) -> Table:
     groups: dict[object, list[Run]] = defaultdict(list)
     for run in runs:
         groups[digest(replace(run.config, task=None)), run.config.task is None].append(run)
-    rows: list[Row] = []
-    lacking: list[str] = []
-    for group in groups.values():
-        results = _results(group, tasks(better))
-        rows += [Row(results)] if results else []
-        lacking += _lacking(group, tasks(better))
+    rows = [Row(results) for group in groups.values() if (results := _results(group, tasks(better)))]
+    lacking = _lacking([group for group in groups.values() if group[0].config.task is not None], tasks(better))
     return Table(runs[0].config, runs[0].fingerprint, _in_order(rows), better, lacking)
 
 
@@ -202,15 +198,23 @@ def _results(runs: Sequence[Run], wanted: Sequence[str]) -> list[Result]:
     return [Result([seeds[k][task] for task in wanted]) for k in sorted(seeds) if {*wanted} <= {*seeds[k]}]
 
 
-def _lacking(runs: Sequence[Run], wanted: Sequence[str]) -> list[str]:
-    """Return a sentence on the tasks and seeds of single-task learning that have no run, if there are any."""
-    config, here = runs[0].config, {(run.config.task, run.config.seed) for run in runs}
-    seeds = sorted({seed for _, seed in here})
-    gaps = {task: [seed for seed in seeds if (task, seed) not in here] for task in wanted}
-    words = [f"task {task} with {seeds_text(missing)}" for task, missing in gaps.items() if missing]
-    if config.task is None or not words:
-        return []
-    return [f"{config.label} lacks runs of {', '.join(words)} ({config.recipe}); seeds count that have all tasks."]
+def _lacking(groups: Sequence[Sequence[Run]], wanted: Sequence[str]) -> list[str]:
+    """Return a sentence for each setting of single-task learning of which some task has no run with some seed."""
+    known: dict[str, list[Settings]] = defaultdict(list)
+    for config in (group[0].config for group in groups):
+        known[config.recipe].append(settings(config))
+    varied = {recipe: [name for name in differing(same) if name != "task"] for recipe, same in known.items()}
+    said: list[str] = []
+    for group in groups:
+        config, here = group[0].config, {(run.config.task, run.config.seed) for run in group}
+        seeds = sorted({seed for _, seed in here})
+        gaps = {task: [seed for seed in seeds if (task, seed) not in here] for task in wanted}
+        words = [f"task {task} with {seeds_text(missing)}" for task, missing in gaps.items() if missing]
+        if words:
+            own = settings(config)
+            which = f"{config.label} {text({name: own[name] for name in varied[config.recipe] if name in own})}".strip()
+            said.append(f"{which} lacks runs of {', '.join(words)} ({config.recipe}); seeds count that have all tasks.")
+    return said
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
