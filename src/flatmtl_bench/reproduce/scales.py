@@ -41,8 +41,8 @@ RENDERED = (
 """SegNet without the attention of MTAN, which takes most of its time."""
 STREETS = ("--data.train-samples", "400", "--epochs", "20")
 ROOMS = ("--data.train-samples", "1000", "--epochs", "10")
-"""Enough of them to do better than a net that does not look at its input, for which digits, clothes and faces need
-fewer: there some minutes are enough to fit what is trained on, without which there is no gap for flatness to close."""
+"""So many that nets tell more of streets and rooms than one that does not look, in runs of minutes. With a fourth of
+the streets or a tenth of the rooms they hardly do; rooms look less like each other."""
 UNMEASURED = ("--sharpness.samples", "0")
 
 FULL = {
