@@ -28,7 +28,7 @@ else
 	@touch $(STAMP)
 endif
 
-demo: setup  ## train CAGrad and its flat form on real digits (3 to 5 minutes on 2 cores)
+demo: setup  ## train CAGrad and its flat form on real digits (3 to 6 minutes on 2 cores)
 	$(BIN)/flatmtl demo $(ARGS)
 
 lint: setup  ## format, style, types, layers, dependencies

@@ -14,7 +14,7 @@ from flatmtl_bench.choices import did_you_mean
 from flatmtl_bench.output import Stop, answer, say
 
 COMMANDS = {
-    "demo": "Train CAGrad and its flat form on real digits, and compare them (3 to 5 minutes on 2 cores).",
+    "demo": "Train CAGrad and its flat form on real digits, and compare them (3 to 6 minutes on 2 cores).",
     "list": "List the recipes.",
     "run": "Train a recipe and keep the run in a folder.",
     "sweep": "Train recipes with every combination of a grid and every seed.",
